@@ -1,0 +1,1 @@
+"""Preparation: a checked model in models/<id>/ and checked questions in data/<id>/, whatever the source."""
