@@ -1,0 +1,1 @@
+"""Scripts of the pipeline; run as `python -m scripts.<name>` from the project root."""

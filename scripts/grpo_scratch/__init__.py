@@ -1,0 +1,1 @@
+"""GRPO written out by hand: rollout, rewards, loss and the training loop."""
