@@ -1,0 +1,337 @@
+"""One self-contained HTML file out of what the runs left: tables from the template, curves and completions as embedded data."""
+
+import base64
+import gzip
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import plotly.offline
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from scripts.report import compare, words
+from scripts.report.read import BASELINE, Run, read_baseline, read_run
+
+SOURCES = Path(__file__).parents[2] / "reports"
+OPTIONAL = {"validation_accuracy", "correction_mean"}  # a run may be set up without them; their absence is no fault
+PERCENT = {"accuracy", "validation_accuracy", "truncated_share", "clip_fraction", "degenerate_groups"}
+EXPECTED = [
+    *(name for names in words.CURVES.values() for name in names if name not in OPTIONAL),
+    *("step", "seconds", "tokens", "prompts", "memory_gib", "seconds_step"),
+    *compare.PHASES,
+]
+# plotly.js takes 4.9 MB of a page that should stay under 8 MB; curves and tables need far less than the rest.
+COMPLETIONS_BYTES = 2_300_000
+LONGEST_COMPLETION = 6_000  # characters; what is beyond is counted, not shown
+
+
+def build(names: Sequence[str], results: Path, settings: dict[str, Any], target: str) -> str:
+    """The page over `results/<name>/` for every name, as HTML. `settings` is the `report` section plus `scale`."""
+    t = words.texts(settings.get("language") or "en")
+    baseline = read_baseline(results / BASELINE)
+    runs = [read_run(results / name, EXPECTED) for name in dict.fromkeys(names)]
+    everyone = [baseline, *runs]
+    pairs = compare.paired_all(runs)
+    sections, unrecorded = _sections(runs, t)
+    packed, shown, total = _completions(everyone)
+    data = {
+        "runs": [_curves(run, sections) for run in runs],
+        "figures": [figure for section in sections for figure in section["figures"]],
+        "smoothing": max(1, int(settings.get("smoothing") or 1)),
+        "evaluation": [_bars(run) for run in everyone],
+        "cost": [_cost_bars(run) for run in runs],
+        "texts": t,
+    }
+    script = (SOURCES / "page.js").read_text(encoding="utf-8")
+    plotly_js = plotly.offline.get_plotlyjs()
+    environment = Environment(
+        loader=FileSystemLoader(SOURCES), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    return environment.get_template("template.html.j2").render(
+        t=t,
+        words=words,
+        runs=runs,
+        everyone=everyone,
+        headline=words.headline(baseline, runs, pairs, t),
+        notes=words.notes(baseline, runs, t),
+        demo=settings.get("scale") == "demo",
+        cards=_cards(baseline, runs, t),
+        pairs=_pair_rows(everyone, t),
+        sections=sections,
+        unrecorded=unrecorded,
+        axes=[axis for axis in ("step", "completions", "seconds") if axis != "completions" or _counts_completions(runs)],
+        checks=_check_rows(runs, t),
+        settings=_settings_rows(runs, t),
+        settings_sum=_settings_sum(runs, t),
+        costs=[compare.cost(run) for run in runs],
+        phases=[*compare.PHASES, "other"],
+        packed=packed,
+        shown=shown,
+        total=total,
+        provenance=_provenance(runs, everyone, t),
+        target=target,
+        data=Markup(_json_for_html(data)),
+        style=Markup((SOURCES / "page.css").read_text(encoding="utf-8")),
+        script=Markup(script),
+        plotly_js=Markup(plotly_js),
+        script_hashes=[_csp_hash(plotly_js), _csp_hash(script)],
+    )
+
+
+def _json_for_html(data: Any) -> str:
+    """JSON that no HTML parser can read as markup, whatever the strings hold."""
+    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _csp_hash(script: str) -> str:
+    """The page's policy names its two scripts by digest, so that nothing else on it can ever run."""
+    return "sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+
+
+# Evaluation
+
+
+def _cards(baseline: Run, runs: Sequence[Run], t: dict[str, str]) -> list[dict[str, str]]:
+    before = baseline.score("flexible")
+    cards = []
+    for run in [baseline, *runs]:
+        score = run.score("flexible")
+        gained = score and before and run is not baseline
+        cards.append(
+            {
+                "name": run.name,
+                "value": words.percent(score["accuracy"]) if score else "\u2013",
+                "gain": words.points(score["accuracy"] - before["accuracy"], t) if gained else "",
+                "missing": "" if score else t["not_evaluated"],
+            }
+        )
+    return cards
+
+
+def _bars(run: Run) -> dict[str, Any]:
+    return {"name": run.name, "flexible": run.score("flexible"), "strict": run.score("strict")}
+
+
+def _pair_rows(everyone: Sequence[Run], t: dict[str, str]) -> list[dict[str, Any]]:
+    """Every pair, the baseline included, with the runs' own pairs first: those answer the page's question."""
+    rows = []
+    for first, second, table in compare.paired_all(everyone):
+        better = everyone[second if table.difference > 0 else first].name
+        says = t["says_agree"] if table.p >= compare.SIGNIFICANT else t["says_better"].format(run=better)
+        indices = [index - 1 for index in (first, second) if index]
+        row = {"first": everyone[first], "second": everyone[second], "table": table, "says": says, "indices": indices}
+        rows.append(row | {"found": table.p < compare.SIGNIFICANT})
+    return sorted(rows, key=lambda row: row["first"].name == BASELINE)
+
+
+# Curves
+
+
+def _sections(runs: Sequence[Run], t: dict[str, str]) -> tuple[list[dict[str, Any]], list[str]]:
+    """The figures by section, and the titles of those that no run has numbers for."""
+    sections = []
+    unrecorded = []
+    for name, columns in words.CURVES.items():
+        figures = []
+        for column in columns:
+            if any(run.known(column) for run in runs):
+                figures.append(_figure(column, runs, t))
+            elif any(run.steps for run in runs):
+                unrecorded.append(t[f"{column}.title"])
+        if figures:
+            sections.append({"title": t[name], "figures": figures})
+    return sections, unrecorded
+
+
+def _figure(column: str, runs: Sequence[Run], t: dict[str, str]) -> dict[str, Any]:
+    show = words.percent if column in PERCENT else words.number
+    ends = []
+    silent = []
+    for index, run in enumerate(runs):
+        known = run.known(column)
+        if known:
+            tenth = max(1, len(known) // 10)
+            first, last = sum(known[:tenth]) / tenth, sum(known[-tenth:]) / tenth
+            ends.append({"index": index, "name": run.name, "first": show(first), "last": show(last)})
+        elif run.steps:
+            silent.append(run.name)
+    title, caption = t[f"{column}.title"], t[f"{column}.text"]
+    values = t["semicolon"].join(t["alternative_run"].format(run=end["name"], **_pick(end, "first", "last")) for end in ends)
+    return {
+        "column": column,
+        "title": title,
+        "caption": caption,
+        "percent": column in PERCENT,
+        "points": column == "validation_accuracy",
+        "ends": ends,
+        "silent": t["not_recorded"].format(runs=words.listing(silent, t)) if silent else "",
+        "alternative": t["alternative"].format(title=title, values=values, caption=caption),
+    }
+
+
+def _pick(mapping: dict[str, Any], *names: str) -> dict[str, Any]:
+    return {name: mapping[name] for name in names}
+
+
+def _curves(run: Run, sections: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    sequences = run.used.get("sequences_per_step")
+    steps = run.columns.get("step", [])
+    drawn = [figure["column"] for section in sections for figure in section["figures"]]
+    return {
+        "name": run.name,
+        "x": {
+            "step": _rounded(steps),
+            "completions": [step * sequences for step in steps] if _is_count(sequences) else [],
+            "seconds": _rounded(run.columns.get("seconds", [])),
+        },
+        "columns": {column: _rounded(run.columns[column]) for column in drawn if run.known(column)},
+    }
+
+
+def _counts_completions(runs: Sequence[Run]) -> bool:
+    """Whether every run with steps says how many completions a step samples, so that they share that axis."""
+    started = [run for run in runs if run.steps]
+    return bool(started) and all(_is_count(run.used.get("sequences_per_step")) for run in started)
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _rounded(values: Sequence[float | None]) -> list[float | None]:
+    """Six digits: more than a screen can show, half the bytes."""
+    return [None if value is None else float(f"{value:.6g}") for value in values]
+
+
+# Settings and checks
+
+
+def _check_rows(runs: Sequence[Run], t: dict[str, str]) -> list[dict[str, Any]]:
+    rows = []
+    for check in compare.three_places(runs):
+        cells = [[(name, words.setting(value, t)) for name, value in values.items()] for values in check.values]
+        details = [t[key].format(**values) for key, values in check.details]
+        says = t[f"verdict_{check.verdict}"]
+        rows.append({"place": t[f"place_{check.place}"], "cells": cells, "verdict": check.verdict, "says": says, "details": details})
+    return rows
+
+
+def _settings_rows(runs: Sequence[Run], t: dict[str, str]) -> list[dict[str, Any]]:
+    rows = []
+    for row in compare.settings_rows(runs):
+        cells = []
+        for asked, used in zip(row.asked, row.used, strict=True):
+            refused = compare.MISSING not in (asked, used) and not compare.same(asked, used)
+            hint = t["not_as_asked"].format(value=words.setting(asked, t)) if refused else ""
+            cells.append({"value": words.setting(used, t), "hint": hint, "missing": used is compare.MISSING})
+        verdict = {"name": row.verdict, "says": t[f"verdict_{row.verdict}"]}
+        rows.append({"setting": row.setting, "trl_name": row.trl_name, "cells": cells, "verdict": verdict})
+    return rows
+
+
+def _settings_sum(runs: Sequence[Run], t: dict[str, str]) -> str:
+    verdicts = [row.verdict for row in compare.settings_rows(runs)]
+    if len(runs) < 2:
+        return t["settings_sum_one"].format(count=len(verdicts))
+    return t["settings_sum"].format(**{name: verdicts.count(name) for name in ("same", "asked", "differs")})
+
+
+# Cost
+
+
+def _cost_bars(run: Run) -> dict[str, Any]:
+    cost = compare.cost(run)
+    return {"name": run.name, "phases": {**cost.phases, "other": cost.other}}
+
+
+# Completions
+
+
+def _completions(everyone: Sequence[Run]) -> tuple[str, int, int]:
+    """The completions of all runs by question, packed (gzip, base64) to stay within COMPLETIONS_BYTES; how many, of how many.
+
+    Packing is also what keeps a completion from ever being parsed as HTML: the page holds base64, the browser gets text.
+    """
+    questions: dict[str, dict[str, Any]] = {}
+    for run in everyone:
+        for name, row in run.samples.items():
+            questions.setdefault(name, {"id": name, "question": _text(row, "question"), "gold": _text(row, "gold")})
+    total = shown = len(questions)
+    if not total:
+        return "", 0, 0
+    ordered = [questions[name] for name in sorted(questions)]
+    while True:
+        chosen = [ordered[i * total // shown] for i in range(shown)]
+        content = [{**question, "runs": [_sample(run.samples.get(question["id"])) for run in everyone]} for question in chosen]
+        # mtime=0 because the same inputs must give the same bytes.
+        packed = base64.b64encode(gzip.compress(json.dumps(content).encode(), 6, mtime=0)).decode()
+        if len(packed) <= COMPLETIONS_BYTES or shown == 1:
+            return packed, shown, total
+        shown = max(1, min(shown - 1, int(shown * COMPLETIONS_BYTES / len(packed) * 0.97)))
+
+
+def _sample(row: dict[str, Any] | None) -> dict[str, Any] | None:
+    if row is None:
+        return None
+    completion = _text(row, "completion")
+    return {
+        "text": completion[:LONGEST_COMPLETION],
+        "cut": max(0, len(completion) - LONGEST_COMPLETION),
+        "answer": _text(row, "answer"),
+        "kind": _text(row, "kind"),
+        "correct": bool(row.get("correct")),
+        "strict": bool(row.get("strict")),
+        "truncated": bool(row.get("truncated")),
+        "tokens": row.get("tokens"),
+    }
+
+
+def _text(row: dict[str, Any], name: str) -> str:
+    value = row.get(name)
+    return "" if value is None else str(value)
+
+
+# Provenance
+
+
+def _provenance(runs: Sequence[Run], everyone: Sequence[Run], t: dict[str, str]) -> list[dict[str, Any]]:
+    """Rows (what, one text a run, whether the runs differ), packages last."""
+
+    def row(what: str, values: list[Any], must_agree: bool = False) -> dict[str, Any]:
+        known = {str(value) for value in values if value not in (None, "")}
+        return {
+            "what": what,
+            "cells": ["\u2013" if value in (None, "") else words.setting(value, t) for value in values],
+            "differs": must_agree and len(known) > 1,
+        }
+
+    def of(key: str) -> list[Any]:
+        return [run.manifest.get(key) for run in runs]
+
+    rows = [
+        row(t["status"], [words.status(run, t) for run in runs]),
+        row(t["trainer"], of("trainer")),
+        row(t["seed"], [run.asked.get("seed") for run in runs], must_agree=True),
+        row(t["model"], of("model"), must_agree=True),
+        row(t["commit"], of("commit"), must_agree=True),
+        row(t["code_digest"], of("code_digest")),
+        row(t["data_digest"], of("data_digest"), must_agree=True),
+        row(t["hardware"], of("hardware"), must_agree=True),
+        row(t["started"], of("started")),
+        row(t["finished"], of("finished")),
+        row(t["duration"], [words.seconds(compare.cost(run).run_seconds) for run in runs]),
+        row(t["engine"], [run.evaluation.get("engine") for run in runs], must_agree=True),
+        row(t["evaluation_seconds"], [words.seconds(_seconds(run.evaluation.get("seconds"))) for run in runs]),
+        row(t["command"], of("command")),
+    ]
+    versions = [run.manifest["versions"] if isinstance(run.manifest.get("versions"), dict) else {} for run in runs]
+    packages = sorted({package for installed in versions for package in installed})
+    return rows + [row(package, [installed.get(package) for installed in versions], must_agree=True) for package in packages]
+
+
+def _seconds(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) else None
