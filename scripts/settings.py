@@ -1,0 +1,252 @@
+"""config.yaml -> checked settings of one scale, before any job starts. Imports nothing heavy."""
+
+import difflib
+import functools
+import json
+import math
+import shutil
+import subprocess
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import jsonschema
+import yaml
+
+SCALES = ("full", "demo")
+SMOKE_STEPS = 10
+SCHEMA = Path(__file__).parents[1] / "workflow" / "schemas" / "config.schema.yaml"
+
+
+class SettingsError(Exception):
+    """All faults of a config file, one a line."""
+
+
+def load(config: dict[str, Any], scale: str | None = None) -> dict[str, Any]:
+    """Check `config` (config.yaml as read) and return the settings of its scale.
+
+    Values written `{full: A, demo: B}` are resolved and every run carries its whole `grpo` section, overrides applied.
+    The other scale's values are checked as well, so that a fault shows on whichever machine it is written.
+
+    Raises:
+        SettingsError: naming every fault with its place and its mend.
+    """
+    chosen = scale or config.get("scale")
+    if chosen == "auto":
+        chosen = "full" if gpu_present() else "demo"
+    faults: list[str] = []
+    loaded = {}
+    for s in SCALES:
+        values = _pick(config, s, (), faults)
+        found = _faults(values)
+        faults += found
+        loaded[s] = None if found else _resolve(values, s)
+    if faults:
+        raise SettingsError("\n".join(dict.fromkeys(faults)))
+    return loaded[chosen]  # type: ignore[return-value]
+
+
+def run_settings(settings: dict[str, Any], run: str) -> dict[str, Any]:
+    """What the training of `run` depends on, and nothing else."""
+    return {"run": run, **settings["runs"][run], "prompt": settings["prompt"], "engine": settings["engine"]}
+
+
+def namespace(settings: Any) -> Any:
+    """`settings["grpo"]["steps"]` -> `settings.grpo.steps`, for reading in code."""
+    return json.loads(json.dumps(settings), object_hook=lambda d: SimpleNamespace(**d))
+
+
+def as_text(section: Any) -> str:
+    """JSON with sorted keys: the same settings always give the same text, so that a reordering reruns nothing."""
+    return json.dumps(section, sort_keys=True, ensure_ascii=False)
+
+
+def gpu_present() -> bool:
+    """True where `nvidia-smi` answers with at least one GPU."""
+    smi = shutil.which("nvidia-smi")
+    return bool(smi) and b"GPU" in subprocess.run([smi, "-L"], capture_output=True, check=False).stdout  # type: ignore[list-item]
+
+
+def _pick(value: Any, scale: str, path: tuple[str, ...], faults: list[str]) -> Any:
+    if not isinstance(value, dict):
+        return value
+    if value and set(value) <= set(SCALES):
+        if scale not in value:
+            faults.append(f"{_name(path)}: has no value for {scale} (write {{full: A, demo: B}}, or one value for both)")
+            (scale,) = value
+        return _pick(value[scale], scale, path, faults)
+    return {k: _pick(v, scale, (*path, str(k)), faults) for k, v in value.items()}
+
+
+@functools.cache
+def _schema() -> dict[str, Any]:
+    return yaml.safe_load(SCHEMA.read_text(encoding="utf-8"))
+
+
+def _faults(values: dict[str, Any]) -> list[str]:
+    """Faults of one scale's values: what the schema finds, then what it cannot say."""
+    faults = _schema_faults(values, _schema(), ())
+    grpo = values.get("grpo")
+    runs = values.get("runs")
+    if not isinstance(grpo, dict) or not isinstance(runs, dict):
+        return faults
+    grpo_schema = _schema()["properties"]["grpo"]
+    grpo_sound = not any(f.startswith("grpo.") for f in faults)
+    if grpo_sound:
+        faults += _combination_faults(grpo, ("grpo",))
+    for run, entry in runs.items():
+        if not isinstance(entry, dict):
+            continue
+        overrides = {k: v for k, v in entry.items() if k != "trainer"}
+        merged = _merged(grpo, overrides)
+        # only the overrides are looked at here: what is missing comes from grpo
+        found = _schema_faults(
+            {k: merged[k] for k in overrides}, {**grpo_schema, "required": []}, ("runs", str(run))
+        )
+        if grpo_sound and overrides and not found:
+            found += _combination_faults(merged, ("runs", str(run)))
+        if entry.get("trainer") == "trl" and not found and grpo_sound and merged["sync_every"] != 1:
+            found.append(f"runs.{run}.sync_every: TRL pushes before every rollout; leave it at 1, or use trainer: scratch")
+        if run == "baseline" or str(run).startswith("smoke-"):
+            found.append(f"runs.{run}: this name is the pipeline's own; choose another")
+        faults += found
+    report = values.get("report")
+    if isinstance(report, dict) and isinstance(report.get("runs"), list):
+        for run in report["runs"]:
+            if run not in runs:
+                faults.append(f"report.runs: there is no run {run!r}{_nearest(str(run), runs)}")
+    return faults
+
+
+def _combination_faults(grpo: dict[str, Any], path: tuple[str, ...]) -> list[str]:
+    faults = []
+    sequences = grpo["prompts_per_step"] * grpo["group_size"]
+    if sequences % grpo["micro_batch_size"]:
+        faults.append(
+            f"{_name(path)}.micro_batch_size: {grpo['micro_batch_size']} does not divide the {sequences} sequences of a step "
+            f"(prompts_per_step {grpo['prompts_per_step']} x group_size {grpo['group_size']})"
+        )
+    if grpo["warmup_steps"] > grpo["steps"]:
+        faults.append(f"{_name(path)}.warmup_steps: {grpo['warmup_steps']} is more than the {grpo['steps']} steps of the run")
+    if not any(grpo["reward_weights"].values()):
+        faults.append(f"{_name(path)}.reward_weights: all are 0, so no completion is better than another")
+    return faults
+
+
+def _merged(grpo: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
+    merged = {**grpo, **overrides}
+    weights = [section.get("reward_weights") for section in (grpo, overrides)]
+    if all(isinstance(w, dict) for w in weights):
+        merged["reward_weights"] = weights[0] | weights[1]
+    return merged
+
+
+def _resolve(values: dict[str, Any], scale: str) -> dict[str, Any]:
+    """Merge the runs' overrides into whole grpo sections, and write every number as its type says (1 -> 1.0)."""
+    grpo = values["grpo"]
+    runs = {}
+    for name, entry in values["runs"].items():
+        overrides = {k: v for k, v in entry.items() if k != "trainer"}
+        runs[name] = {"trainer": entry["trainer"], "grpo": _merged(grpo, overrides)}
+    for trainer in ("scratch", "trl"):
+        runs[f"smoke-{trainer}"] = {"trainer": trainer, "grpo": {**grpo, "steps": SMOKE_STEPS, "warmup_steps": 0}}
+    grpo_schema = _schema()["properties"]["grpo"]
+    for run in runs.values():
+        run["grpo"] = _typed(run["grpo"], grpo_schema)
+    return {**_typed(values, _schema()), "scale": scale, "runs": runs}
+
+
+def _typed(value: Any, schema: dict[str, Any]) -> Any:
+    if isinstance(value, dict):
+        return {k: _typed(v, schema.get("properties", {}).get(k, {})) for k, v in value.items()}
+    if isinstance(value, bool):
+        return value
+    if schema.get("type") == "number":
+        return float(value)
+    if schema.get("type") == "integer":
+        return int(value)
+    return value
+
+
+@functools.cache
+def _validator() -> Any:
+    """JSON Schema, but nan and infinity are no numbers."""
+    base = jsonschema.Draft202012Validator
+    number = base.TYPE_CHECKER.redefine(
+        "number", lambda _, v: isinstance(v, int | float) and not isinstance(v, bool) and math.isfinite(v)
+    )
+    return jsonschema.validators.extend(base, type_checker=number)
+
+
+def _schema_faults(values: Any, schema: dict[str, Any], path: tuple[str, ...]) -> list[str]:
+    errors = _validator()(schema).iter_errors(values)
+    # a wrong section is one fault, not one for each setting below it
+    return [text for error in sorted(errors, key=lambda e: list(map(str, e.path))) for text in _in_words(error, path)]
+
+
+def _in_words(error: jsonschema.ValidationError, prefix: tuple[str, ...]) -> list[str]:
+    path = (*prefix, *map(str, error.absolute_path))
+    name, value, wanted = _name(path), error.instance, error.validator_value
+    match error.validator:
+        case "additionalProperties":
+            known = error.schema["properties"]
+            return [f"{_name((*path, str(k)))}: unknown setting{_nearest(str(k), known)}" for k in value if k not in known]
+        case "required":
+            return [f"{_name((*path, k))}: missing" for k in wanted if k not in value]
+        case "type":
+            return [f"{name}: {_type_fault(value, wanted)}"]
+        case "enum":
+            options = ", ".join(map(str, wanted))
+            return [f"{name}: {_shown(value)} is not one of {options}{_nearest(str(value), wanted)}"]
+        case "minimum":
+            return [f"{name}: {value} is too small (at least {wanted})"]
+        case "exclusiveMinimum":
+            return [f"{name}: {value} is too small (more than {wanted})"]
+        case "maximum":
+            return [f"{name}: {value} is too large (at most {wanted})"]
+        case "pattern":  # the only pattern is the runs' names: they become folders
+            return [f"{_name(path)}: {_shown(value)} is no name for a run (letters, digits, '.', '_' and '-')"]
+        case "minLength" | "minItems" | "minProperties":
+            return [f"{name}: is empty"]
+        case "uniqueItems":
+            return [f"{name}: names a run twice"]
+    return [f"{name}: {error.message}"]
+
+
+def _type_fault(value: Any, wanted: str | list[str]) -> str:
+    words = {
+        "number": "a number",
+        "integer": "a whole number",
+        "string": "text",
+        "boolean": "true or false",
+        "object": "a section of settings",
+        "array": "a list",
+        "null": "null",
+    }
+    kind = " or ".join(words[w] for w in ([wanted] if isinstance(wanted, str) else wanted))
+    if isinstance(value, str):
+        hint = ""
+        if "number" in kind:
+            try:
+                mantissa, _, exponent = value.lower().partition("e")
+                fixed = f"{float(mantissa)}e{int(exponent):+d}" if exponent else f"{float(mantissa):g}"
+                # YAML reads a number with an exponent as text unless it has both a point and a sign
+                hint = f" (write {fixed})" if float(value) == float(fixed) else ""
+            except ValueError:
+                pass
+        return f"{value!r} is text, not {kind}{hint}"
+    return f"{_shown(value)} is not {kind}"
+
+
+def _shown(value: Any) -> str:
+    text = "nothing" if value is None else repr(value) if isinstance(value, str) else json.dumps(value, default=str)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _name(path: tuple[str, ...]) -> str:
+    return ".".join(path) or "config.yaml"
+
+
+def _nearest(word: str, known: Any) -> str:
+    close = difflib.get_close_matches(word, [str(k) for k in known], n=1)
+    return f"; did you mean {close[0]}?" if close else ""

@@ -1,0 +1,1 @@
+"""The same run with TRL's GRPOTrainer."""

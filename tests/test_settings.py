@@ -1,0 +1,108 @@
+"""What a person meets who edits config.yaml."""
+
+import copy
+from pathlib import Path
+
+import pytest
+import yaml
+
+from scripts.settings import SettingsError, as_text, load, run_settings
+
+CONFIG = yaml.safe_load((Path(__file__).parents[1] / "config.yaml").read_text(encoding="utf-8"))
+
+
+@pytest.fixture
+def config():
+    return copy.deepcopy(CONFIG)
+
+
+def faults(config) -> list[str]:
+    with pytest.raises(SettingsError) as error:
+        load(config, "demo")
+    return str(error.value).splitlines()
+
+
+def test_the_config_that_we_ship_is_sound_on_both_scales(config):
+    assert load(config, "full")["model"]["name"] == "Qwen/Qwen3-0.6B"
+    assert load(config, "demo")["model"]["source"] == "builtin"
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value", "said"),
+    [
+        ("grpo", "learning_rat", 1.0, "grpo.learning_rat: unknown setting; did you mean learning_rate?"),
+        ("grpo", "learning_rate", "1e-6", "grpo.learning_rate: '1e-6' is text, not a number (write 1.0e-6)"),
+        ("grpo", "learning_rate", "2E6", "grpo.learning_rate: '2E6' is text, not a number (write 2.0e+6)"),
+        ("grpo", "learning_rate", "fast", "grpo.learning_rate: 'fast' is text, not a number"),
+        ("grpo", "steps", 0, "grpo.steps: 0 is too small (at least 1)"),
+        ("grpo", "steps", 2.5, "grpo.steps: 2.5 is not a whole number"),
+        ("grpo", "steps", True, "grpo.steps: true is not a whole number"),
+        ("grpo", "temperature", None, "grpo.temperature: nothing is not a number"),
+        ("grpo", "temperature", float("nan"), "grpo.temperature: NaN is not a number"),
+        ("grpo", "learning_rate", float("inf"), "grpo.learning_rate: Infinity is not a number"),
+        ("grpo", "top_p", 1.5, "grpo.top_p: 1.5 is too large (at most 1)"),
+        ("grpo", "epsilon", 0, "grpo.epsilon: 0 is too small (more than 0)"),
+        ("grpo", "loss_type", "dapa", "grpo.loss_type: 'dapa' is not one of grpo, bnpo, dr_grpo, dapo; did you mean dapo?"),
+        ("grpo", "steps", {"full": 5}, "grpo.steps: has no value for demo (write {full: A, demo: B}, or one value for both)"),
+        ("engine", "memory_gib", "4", "engine.memory_gib: '4' is text, not a number (write 4)"),
+        ("model", "name", "", "model.name: is empty"),
+        ("report", "runs", ["scratch", "tlr"], "report.runs: there is no run 'tlr'; did you mean trl?"),
+    ],
+)
+def test_a_wrong_value_is_said_in_one_line(config, section, key, value, said):
+    config[section][key] = value
+    assert faults(config) == [said]
+
+
+def test_sequences_of_a_step_must_divide_into_micro_batches(config):
+    config["grpo"]["micro_batch_size"] = 7
+    assert faults(config) == [
+        "grpo.micro_batch_size: 7 does not divide the 64 sequences of a step (prompts_per_step 8 x group_size 8)",
+        "grpo.micro_batch_size: 7 does not divide the 128 sequences of a step (prompts_per_step 16 x group_size 8)",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "run", "said"),
+    [
+        ("hot", {"trainer": "trll"}, "runs.hot.trainer: 'trll' is not one of scratch, trl; did you mean trl?"),
+        ("hot", {"steps": 5}, "runs.hot.trainer: missing"),
+        ("hot", {"trainer": "trl", "epsilo": 1}, "runs.hot.epsilo: unknown setting; did you mean epsilon?"),
+        ("hot", {"trainer": "scratch", "steps": -1}, "runs.hot.steps: -1 is too small (at least 1)"),
+        ("../up", {"trainer": "trl"}, "runs: '../up' is no name for a run (letters, digits, '.', '_' and '-')"),
+        ("baseline", {"trainer": "trl"}, "runs.baseline: this name is the pipeline's own; choose another"),
+        (
+            "stale",
+            {"trainer": "trl", "sync_every": 0},
+            "runs.stale.sync_every: TRL pushes before every rollout; leave it at 1, or use trainer: scratch",
+        ),
+    ],
+)
+def test_a_wrong_run_is_named(config, name, run, said):
+    config["runs"][name] = run
+    assert faults(config) == [said]
+
+
+def test_all_faults_are_said_at_once(config):
+    config["grpo"]["steps"] = 0
+    config["modle"] = {}
+    del config["engine"]["name"]
+    assert sorted(faults(config)) == [
+        "engine.name: missing",
+        "grpo.steps: 0 is too small (at least 1)",
+        "modle: unknown setting; did you mean model?",
+    ]
+
+
+def test_a_run_overrides_shared_settings_and_leaves_the_others_alone(config):
+    config["runs"]["hot"] = {"trainer": "scratch", "learning_rate": 1, "reward_weights": {"format": 0.5}}
+    settings = load(config, "demo")
+    assert settings["runs"]["hot"]["grpo"]["learning_rate"] == 1.0
+    assert settings["runs"]["hot"]["grpo"]["reward_weights"] == {"correct": 1.0, "format": 0.5}
+    assert settings["runs"]["trl"] == load(copy.deepcopy(CONFIG), "demo")["runs"]["trl"]
+
+
+def test_order_and_way_of_writing_a_number_change_nothing(config):
+    before = as_text(run_settings(load(config, "demo"), "trl"))
+    config["grpo"] = dict(reversed(config["grpo"].items())) | {"temperature": 1}
+    assert as_text(run_settings(load(config, "demo"), "trl")) == before
