@@ -1,134 +1,459 @@
 """The grader: what a completion finally answers, and what that earns. The only one in the project.
 
-A completion is read as a careful human would read it, in three steps:
+A completion is read as a careful human would read it:
 
-1. `visible_text` - the text after the thinking, in one alphabet (ASCII digits, one minus sign, one kind of space);
-2. `extract_answer` - the statement that commits: the last of `#### n`, a box, "the answer is n", ..., else the last sentence
-   with a number in it. Later words win; what only checks or explains does not count;
-3. `readings` - the number in that statement. Alternatives, ranges, ratios, times, dates and sums left open are no number.
+1. `visible_text`: what follows the thinking, in one alphabet (ASCII digits, one minus sign, one kind of space, one currency);
+2. `extract_answer`: the statement that commits - the last of `#### n`, a box, "the answer is n", ..., else the last sentence
+   with a number in it. A later correction wins; a later check or explanation does not;
+3. `readings`: the number in that statement. Alternatives, ranges, ratios, times, dates and open sums are no number.
 
-Everything is linear in the length of the text: regular expressions are possessive or bounded, what is parsed is capped, and
-nothing is ever evaluated (no powers, no eval, no floats). Values are exact fractions, compared without a tolerance.
+Time is linear in the length of the text: whole texts meet only patterns that cannot backtrack, the rest sees a bounded window.
+Nothing is evaluated: no powers, no float, no eval. Values are exact fractions, compared without a tolerance.
 """
 
 import re
 import unicodedata
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
+from functools import lru_cache
 from typing import Any, NamedTuple
 
-Completion = str | Sequence[Mapping[str, Any]]
+Completion = str | Sequence[Mapping[str, Any]]  # text, or chat messages {"role": ..., "content": ...}
 
-MAX_TOKEN = 60  # characters of one number; longer ones are no answer to a word problem
+MAX_STATEMENT = 400  # characters read of one statement
+MAX_CUES = 40  # cues looked at, from the end of the text
+MAX_NUMBER = 60  # characters of one number
 MAX_EXPONENT = 30  # of scientific notation, so that 1e999999999 costs nothing
-MAX_STATEMENT = 400  # characters read after a cue
-MAX_CUES = 40  # cues looked at, from the end
 
 
 class Answer(NamedTuple):
-    """What a completion commits to.
+    """What a completion commits to, and how that was found.
 
-    `kind` says how it was found: hash, boxed, tag, phrase, correction, bold, first, last_number; or why there is no value:
-    none (no number), unfinished (thinking never closed), undecided (alternatives, a ratio, a refusal, no plain number).
+    With a value, `kind` is hash, boxed, tag, phrase, correction, bold, first (answer first, explanation after) or
+    last_number, from strong to weak. Without: unfinished (the thinking was never closed), undecided (alternatives, a ratio,
+    a refusal, something else than a number), none (no number at all).
     """
 
     value: Fraction | None
     kind: str
 
 
-# ---- 1. the text that counts --------------------------------------------------------------------------------------------
+# 1. The text that counts ------------------------------------------------------------------------------------------------
 
-
-class _Fold(dict[int, str]):
-    """Character table for `str.translate`, filled as characters turn up."""
-
-    def __missing__(self, code: int) -> str:
-        char = chr(code)
-        category = unicodedata.category(char)
-        if (digit := unicodedata.decimal(char, None)) is not None:
-            folded = str(digit)  # full-width, Arabic-Indic, Devanagari, mathematical bold, ...
-        elif unicodedata.decomposition(char).startswith("<fraction>"):
-            folded = " " + unicodedata.normalize("NFKC", char).replace("⁄", "/")  # 1½ -> 1 1/2
-        elif 0xFF01 <= code <= 0xFF5E:
-            folded = chr(code - 0xFEE0)  # full-width punctuation and letters
-        else:  # currency signs become $, odd spaces become a space, zero-width and direction marks vanish
-            folded = {"Sc": "$", "Zs": " ", "Cf": ""}.get(category, char)
-        if len(self) < 50_000:
-            self[code] = folded
-        return folded
-
-
-_FOLD = _Fold({code: chr(code) for code in range(128)})
-_FOLD.update(str.maketrans({**dict.fromkeys("−–‐‑﹣⁻", "-"), **dict.fromkeys("’‘ʼ′", "'"), "×": "*", "·": "*", "⋅": "*", "⁄": "/",
-                            "、": ",", "٫": ".", "٬": ",", "。": ". ", "→": "=", "⇒": "=", "∶": ":"}))  # fmt: skip
-_THINK = re.compile(r"<(/?)(?:think|thinking|thought|reasoning|scratchpad)>")
+_THINKING = re.compile(r"<(/?)(?:think|thinking|thought|reasoning|scratchpad)>", re.IGNORECASE)
 _END_OF_TURN = re.compile(r"<\|(?:im_end|endoftext|eot_id|end)\|>|</s>")
 
 
-def completion_text(completion: Completion) -> str:
-    """The text of a completion: itself, or the content of the last assistant message of a conversation."""
-    if isinstance(completion, str):
-        return completion
-    for message in reversed(completion):
-        if message.get("role") == "assistant":
-            content = message.get("content") or ""
-            return content if isinstance(content, str) else "".join(str(part.get("text", "")) for part in content)
-    return ""
+class _Alphabet(dict[int, str]):
+    """Table for `str.translate` that fills itself with the characters it meets."""
+
+    def __missing__(self, code: int) -> str:
+        char = chr(code)
+        if (digit := unicodedata.decimal(char, None)) is not None:
+            char = str(digit)  # full-width, Arabic-Indic, Devanagari, mathematical bold, ...
+        elif 0xFF01 <= code <= 0xFF5E:
+            char = chr(code - 0xFEE0)  # full-width letters and signs
+        elif unicodedata.decomposition(char).startswith("<fraction>"):
+            char = " " + unicodedata.normalize("NFKC", char).replace("⁄", "/")  # 1½ -> 1 1/2
+        else:  # every space is a space, every currency a dollar; zero-width and direction marks vanish
+            char = {"Zs": " ", "Sc": "$", "Cf": ""}.get(unicodedata.category(char), char)
+        if len(self) < 50_000:
+            self[code] = char
+        return char
+
+
+_ALPHABET = _Alphabet({code: chr(code) for code in range(128)})
+for _chars, _as in {"−–‐‑﹣⁻": "-", "’‘ʼ′": "'", "×·⋅✕": "*", "⁄∕": "/", "、٬": ",", "٫": ".", "→⇒": "=", "∶": ":", "。": ". "}.items():
+    _ALPHABET.update(dict.fromkeys(map(ord, _chars), _as))
 
 
 def spoken_text(completion: Completion) -> str | None:
-    """What follows the thinking, up to the end of the turn; None when the thinking was never closed."""
-    text = completion_text(completion)
-    if "<" in text:
-        if end := _END_OF_TURN.search(text):
-            text = text[: end.start()]
-        last = None
-        for last in _THINK.finditer(text.lower()):
-            pass
-        if last:
-            return text[last.end() :] if last[1] else None
-    return text
+    """The text after the thinking and up to the end of the turn; None when the thinking was never closed.
+
+    Of chat messages, the last one of the assistant counts.
+    """
+    if not isinstance(completion, str):
+        said = [message.get("content") or "" for message in completion if message.get("role") == "assistant"]
+        parts = said[-1] if said else ""
+        completion = parts if isinstance(parts, str) else "".join(str(part.get("text", "")) for part in parts)
+    if "<" in completion:
+        if end := _END_OF_TURN.search(completion):
+            completion = completion[: end.start()]
+        if marks := deque(_THINKING.finditer(completion), maxlen=1):
+            return completion[marks[0].end() :] if marks[0][1] else None
+    return completion
 
 
 def visible_text(completion: Completion) -> str | None:
-    """`spoken_text` in lower case and one alphabet, so that the patterns below see one way of writing."""
+    """`spoken_text` in lower case and one alphabet: the patterns below know one way of writing."""
     text = spoken_text(completion)
-    if text is None:
+    if text is not None and not text.isascii():
+        text = text.translate(_ALPHABET)
+    return text.lower() if text else text
+
+
+# 2. The statement that commits ------------------------------------------------------------------------------------------
+
+# Alternatives start with a literal: that lets the engine skip through a long text.
+_CUE = re.compile(
+    r"\#{4,}+|\\boxed|\\fbox|\\framebox|<answer>|answer|respuesta|réponse|antwort|risposta|resposta|ответ|答案|答え|정답"
+    r"|final (?:result|total|value|amount|number|count|cost|price)\b|correct(?:ed)? (?:result|total|value|amount|number)\b"
+)
+_KIND = {"#": "hash", "\\": "boxed", "<": "tag"}
+# From a phrase to what it states: "answer [to the question] is", "answer:", "answer -", "answer" alone on its line.
+_LINK = re.compile(
+    r"[\s*_'\")]*+(?:(?:to|for)\s[^.\n:=]{1,80}?\s(?=is\b))?[,\s]*(?:(?:therefore|thus|then|now|so|finale?|correcta?)\b[,\s]*)?"
+    r"(?:(?:is|are|was|should be|must be|would be|will be|might be|may be|could be|comes to|equals|es|est|ist|lautet|è|é)\b"
+    r"|[是为為は은는]|[:=>—]+|-+>?\s|\n)[\s*_:>—]*+(?:(?<=\n)[-•+]\s+)?"
+)
+# What may stand between a cue and the number it states.
+_LEAD = re.compile(
+    r"(?:[^\w]|_|\b(?:about|approx|approximately|around|roughly|exactly|only|just|simply|therefore|thus|then|now|also|"
+    r"probably|that|is|be|the|total|of|equal|equals|to|it|us|usd|eur|gbp|rs|inr|cad|aud|final|answer|minus|negative|[a-z]|"
+    r"\w+(?=\s?[=:]))\b)*+"
+)
+_HEADING = re.compile(r"[\s*]*(?:(?:step|part|case|question|problem|section|day|week|example|method|option)\b|\d\d?[.)]\s+[a-z])")
+_STOP = re.compile(r"\n|[.!?](?=\s+[^\s\d]|\s*$)")
+_DIGIT = re.compile(r"\d")
+
+_REFUSAL = re.compile(
+    r"\b(?:can(?:not|'t| not)|could(?: not|n't)|unable to|not able to|impossible to|do(?: not|n't)) "
+    r"(?:be )?(?:determine|know|answer|solve|tell|say|calculate|compute)|\b(?:not enough|insufficient) information"
+)
+_CORRECTION = re.compile(
+    r"\b(?:wait|actually|correction|oops|sorry|mistake|wrong|incorrect|should (?:be|have been)|scratch that|i meant?|"
+    r"on second thought|let me (?:redo|recalculate|correct|fix)|not (?:right|correct)|no,)"
+)
+_WITHDRAWN = re.compile(r"\b(?:wrong|incorrect|mistake|scratch that|not (?:right|correct))\b")
+_CONFIRMED = re.compile(r"(?<!not )\b(?:correct|right|confirm|confirms|matches|consistent|yes|indeed|stands|verified|checks out)\b")
+_CHECK = re.compile(
+    r"(?:to |we can |you can |let's |let me |let us )(?:quickly )?(?:double[- ]?check|verify|check)\b"
+    r"|(?:check|verification|proof)\s?:"
+)
+_EXPLANATION = r"(?:reason|because|since|explanation|here's|this is because|that's because|why|proof|as\b|check)"
+_FIRST = re.compile(rf"[\s*]*([^\s.,;:=][^.,;:=\n]{{0,40}})(?:(?:[.,;:—-]|\n)[\s*]*\(?{_EXPLANATION}|\n\s*[a-z])")
+_EXPLAINED = re.compile(rf"[\s.,;*(]*{_EXPLANATION}")
+_BECAUSE = re.compile(r"\b(?:because|since|given that)\b")
+_CONCLUSION = re.compile(r"\b(?:so|thus|therefore|hence|total|finally)\b|=")
+_BOLD = re.compile(r"(?:\*\*|__)(?!\d\d?[.)]\*)([^*\n]{1,80})(?:\*\*|__)")
+_GUESS = re.compile(r"[\W_]*(?:(?:or|and|maybe|perhaps|possibly|also|alternatively|the|final|correct)\b[\W_]*){0,4}")
+_OR = re.compile(r"[\s.,;]*or\b[^.\n]{0,60}\d")
+_BULLET = re.compile(r"\s*(?:[-•+*]|\d\d?[.)])\s+(?=.*\d)")
+_BARE = re.compile(r"[\s*_$(-]*\d[\d.,]*[\s*_$%).,;?]*")
+_ASIDE = re.compile(r"\([^()]*\)")
+
+
+class _Commit(NamedTuple):
+    value: Fraction | None
+    kind: str
+    start: int
+    end: int
+    lead: str  # text from the cue to the statement
+
+
+def extract_answer(text: Completion) -> Answer:
+    """The number that a completion finally commits to, as an exact value, and how it was found. Never raises.
+
+    Takes text or chat messages (the last message of the assistant counts).
+    """
+    seen = visible_text(text)
+    if seen is None:
+        return Answer(None, "unfinished")
+    commits = _commits(seen)
+    if not (last := next(commits, None)):
+        return _last_statement(seen if _DIGIT.search(seen) else _spelled(seen))
+    tail = seen[last.end :]
+    if _REFUSAL.search(tail) or _OR.match(tail):
+        return Answer(None, "undecided")
+    if _CORRECTION.search(tail) and not _CONFIRMED.search(tail):
+        if _DIGIT.search(tail):
+            later = _last_statement(tail)
+            return Answer(later.value, "correction" if later.value is not None else later.kind)
+        if _WITHDRAWN.search(tail):
+            return Answer(None, "undecided")
+    before = next(commits, None)
+    if before and before.value != last.value and before.lead == last.lead:  # one guess after the other, no word between
+        if last.start - before.end < 80 and _GUESS.fullmatch(seen, before.end, last.start):
+            return Answer(None, "undecided")
+    return Answer(last.value, last.kind if last.value is not None else "undecided")
+
+
+def _commits(text: str) -> Iterator[_Commit]:
+    """The commitments that cues announce, last one first."""
+    for cue in reversed(deque(_CUE.finditer(text), maxlen=MAX_CUES)):
+        if commit := _commit(text, cue):
+            yield commit
+
+
+def _commit(text: str, cue: re.Match[str]) -> _Commit | None:
+    """What one cue commits to; None when it is only a word, a heading or the start of a solution."""
+    kind = _KIND.get(cue[0][0], "phrase")
+    start = cue.end()
+    if kind == "boxed":
+        content, end = _box(text, start)
+        if not content.strip(" {}"):
+            return None
+        values = readings(plain(content))
+        return _Commit(values[0] if len(values) == 1 else None, kind, cue.start(), end, "")
+    if kind == "phrase":
+        if not (link := _LINK.match(text, start, start + MAX_STATEMENT)):
+            return None
+        start = link.end()
+    window = text[start : start + MAX_STATEMENT]
+    line = window.partition("</answer>" if kind == "tag" else "\n")[0]
+    statement = _sentence(line) if kind == "phrase" else line
+    lead = text[cue.start() : start]
+    end = start + len(statement)
+    if kind == "hash" and _HEADING.match(statement):
         return None
-    return text.lower() if text.isascii() else text.translate(_FOLD).lower()
+    direct, value, rest = _direct(statement)
+    if direct:
+        # "Answer: 16 - 7 = 9 eggs. So 9 * 2 = 18." and "#### 3 baskets of apples in all" open a solution, they do not end it.
+        works = ("=" in rest or rest.count(" ") > 4) and not lead.rstrip().endswith((" is", "be"))
+        if works and _DIGIT.search(text, end) and not _EXPLAINED.match(text, end) and not _CHECK.search(text, end):
+            return None
+        if "\n" in lead and _BARE.fullmatch(line) and _BARE.fullmatch(_BULLET.sub("", _next_line(text, end))):
+            value = None  # a list of guesses
+        return _Commit(value, kind, cue.start(), end, lead)
+    if kind != "phrase" and statement.strip(" *") and not text[end:].strip():  # a sentence on the last line
+        values = readings(plain(statement))
+        return _Commit(values[-1] if values else None, kind, cue.start(), end, lead)
+    return None
 
 
-# ---- 3. numbers in a statement ------------------------------------------------------------------------------------------
+def _box(text: str, start: int) -> tuple[str, int]:
+    """Content of the braces that open at `start` (the rest of the line if they never close), and where it ends."""
+    window = text[start : start + MAX_STATEMENT]
+    depth = 0
+    for brace in re.finditer(r"[{}]", window):
+        depth += 1 if brace[0] == "{" else -1
+        if depth == 0:
+            return window[1 : brace.start()], start + brace.end()
+        if depth < 0:
+            break
+    line = window.partition("\n")[0]
+    return line, start + len(line)
+
+
+def _direct(statement: str) -> tuple[bool, Fraction | None, str]:
+    """Does the statement open with a number? Then also its value (None if left open) and what follows the first number."""
+    statement = plain(statement)
+    first = _NUMBER.search(statement)
+    if not first or not _LEAD.fullmatch(statement, 0, first.start()):
+        return False, None, ""
+    values = readings(statement) if _value(first) is not None else [None]
+    return bool(values), values[0] if values else None, statement[first.end() :]
+
+
+def _last_statement(text: str) -> Answer:
+    """The number that a text without cues leaves its reader with."""
+    last = _last_digit(text)
+    if last < 0:
+        return Answer(None, "undecided" if _REFUSAL.search(text) else "none")
+    if (first := _FIRST.match(text)) and not (first[0][-1:].isalpha() and _CONCLUSION.search(text, first.end())):
+        direct, value, rest = _direct(first[1])
+        if direct and value is not None and not _BULLET.match(text):
+            return Answer(value, "first")
+    for check in _CHECK.finditer(text):
+        if _DIGIT.search(text, 0, check.start()):
+            if not _CORRECTION.search(text, check.end()):
+                text = text[: check.start()]
+                last = _last_digit(text)
+            break
+    begin = max(0, last - MAX_STATEMENT)
+    for stop in _STOP.finditer(text, begin, last):
+        begin = stop.end()
+    after = text[last + 1 :]
+    sentence = text[begin : last + 1] + _sentence(after[:MAX_STATEMENT])
+    if _REFUSAL.search(sentence) or _REFUSAL.search(after) or _WITHDRAWN.search(after):
+        return Answer(None, "undecided")
+    bullet = _BULLET.sub("", sentence, count=1)
+    previous = text[max(0, begin - MAX_STATEMENT) : begin].rstrip().rpartition("\n")[2]
+    if _BARE.fullmatch(bullet) and _BARE.fullmatch(_BULLET.sub("", previous, count=1)) and previous.strip() != sentence.strip():
+        return Answer(None, "undecided")  # a list of guesses, one a line
+    for bold in reversed(list(_BOLD.finditer(sentence))):
+        direct, value, _ = _direct(bold[1])
+        if direct and "=" not in sentence[bold.end() :]:
+            return Answer(value, "bold" if value is not None else "undecided")
+    sentence = plain(bullet)
+    because = _BECAUSE.search(sentence)
+    if because and _DIGIT.search(sentence, 0, because.start()) and not _CONCLUSION.search(sentence, because.end()):
+        sentence = sentence[: because.start()]
+    outside = _ASIDE.sub(" ", sentence)
+    values = readings(outside if _DIGIT.search(outside) else sentence)
+    value = values[-1] if values else None
+    return Answer(value, "last_number" if value is not None else "undecided")
+
+
+def _last_digit(text: str) -> int:
+    return max(map(text.rfind, "0123456789"))
+
+
+def _sentence(text: str) -> str:
+    stop = _STOP.search(text)
+    return text[: stop.start()] if stop else text
+
+
+def _next_line(text: str, start: int) -> str:
+    return text[start : start + MAX_STATEMENT].lstrip().partition("\n")[0]
+
+
+# 3. The number in a statement -------------------------------------------------------------------------------------------
+
+_MARKUP = [
+    (re.compile(pattern), plain_form)
+    for pattern, plain_form in (
+        (r"\\[dtc]?frac\s*\{\s*(-?[\d.,]{1,30})\s*\}\s*\{\s*([\d.,]{1,30})\s*\}", r" \1/\2 "),
+        (r"\\[dtc]?frac\s*(\d)\s*(\d)", r" \1/\2 "),
+        (r"\{,\}", ","),
+        (r"\\!", ""),
+        (r"\\[,;: ]|~|\\q?quad\b", " "),
+        (r"\\([$%#&_])", r"\1"),
+        (r"\\(?:times|cdot)\b", "*"),
+        (r"\\div\b", "÷"),
+        (r"\\(?:approx|simeq|equiv|to|rightarrow|implies)\b", "="),
+        (r"\^\s*\{?\s*\\(?:circ|prime)\s*\}?", " "),  # degrees
+        (r"\^\s*\{", "^"),
+        (r"\\(?:text(?:bf|it|rm|sf|tt)?|math(?:bf|rm|it|sf|tt)|mbox|bm|left|right|displaystyle|[()\[\]])", " "),
+        (r"[{}`]|\*\*|(?<!\d)_|_(?!\d)", " "),
+        (r" {2,}", " "),
+    )
+]
+_UNITS = "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen nineteen"
+_WORDS = {word: value for value, word in enumerate(_UNITS.split())}
+_WORDS |= {word: 10 * value for value, word in enumerate("twenty thirty forty fifty sixty seventy eighty ninety".split(), 2)}
+_WORDS |= {"hundred": 100, "thousand": 1000, "million": 10**6}
+_SPELLED = re.compile(rf"\b(?!one [a-z])(?:{'|'.join(_WORDS)})(?:(?:\s|-|\sand\s)(?:{'|'.join(_WORDS)}))*\b")
 
 _NUMBER = re.compile(
     r"""(?<![a-z0-9^])(?:
-      (?P<mixed>[0-9]{1,9}+\ (?:and\ )?[0-9]{1,3}+\s?/\s?[0-9]{1,4}+(?![0-9]))
-    | (?P<iso>[0-9]{4}-[0-9]{1,2}-[0-9]{1,2}(?![0-9]))
-    | (?P<run>(?:[0-9]{1,3}+(?:\ [0-9]{3}(?![0-9]))++(?:[.,][0-9]++)?+ | (?:[0-9]++|\.[0-9]++)(?:[.,'_][0-9]++)*+))
-      (?P<exponent>e[+-]?[0-9]++ | \s?[*x]\s?10\s?\^\s?-?[0-9]++)?+
-      (?P<over>(?:\s?/\s?[0-9][0-9,.]*+)*+)
-      (?P<ratio>(?:\s?:\s?[0-9]++)*+)
-      (?:\s?(?P<scale>(?:hundred|thousand|million|billion|trillion|lakh|crore)\b|k\b|[万亿億]))?+
+      (?P<mixed>\d{1,9}+\ (?:and\ )?\d{1,3}+\s?/\s?\d{1,4}+(?!\d))
+    | (?P<date>\d{4}-\d\d?-\d\d?(?!\d))
+    | (?P<digits>\d{1,3}+(?:\ \d{3}(?!\d))++(?:[.,]\d++)?+ | (?:\d++|\.\d++)(?:[.,'_]\d++)*+)
+      (?P<power>e[+-]?\d++ | \s?[*x]\s?10\s?\^\s?-?\d++ | \s?\^\s?-?\d++)?+
+      (?P<over>(?:\s?/\s?\d[\d,.]*+)*+)
+      (?P<ratio>(?:\s?:\s?\d++)*+)
+      (?:\s?(?P<scale>(?:hundred|thousand|million|billion|trillion|lakh|crore|k)\b|[万亿億]))?+
     )
-    (?P<bad>\s?\^|[²³⁴-⁹]|[xyz]\b|\s?(?:pi\b|π|\\pi|√|\\sqrt))?+""",
+    (?P<spoiled>\s?\^|[²³⁴-⁹]|[xyz]\b|\s?(?:pi\b|π|\\pi|√|\\sqrt))?+""",
     re.VERBOSE,
 )
-_SCALE = {"hundred": 10**2, "thousand": 10**3, "k": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12,
-          "lakh": 10**5, "crore": 10**7, "万": 10**4, "亿": 10**8, "億": 10**8}  # fmt: skip
-_POINT = re.compile(  # 18 | 18.50 | .5 | 1,200 | 1 200.5 | 1'200 | 1_200 | 12,34,567
-    r"[0-9]+(?:\.[0-9]+)?|\.[0-9]+|[1-9][0-9]{0,2}([,'_ ])[0-9]{3}(?:\1[0-9]{3})*(?:\.[0-9]+)?|"
-    r"[1-9][0-9]?(?:,[0-9]{2})+,[0-9]{3}(?:\.[0-9]+)?"
+_SCALE = {"hundred": 100, "thousand": 1000, "k": 1000, "million": 10**6, "billion": 10**9, "trillion": 10**12}
+_SCALE |= {"lakh": 10**5, "crore": 10**7, "万": 10**4, "亿": 10**8, "億": 10**8}
+_POINT = re.compile(  # 18, 18.50, .5 | 1,200 and 1 200.5, 1'200, 1_200 | 12,34,567
+    r"\d+(?:\.\d+)?|\.\d+|[1-9]\d{0,2}([,'_ ])\d{3}(?:\1\d{3})*(?:\.\d+)?|[1-9]\d?(?:,\d\d)+,\d{3}(?:\.\d+)?"
 )
 _COMMA = re.compile(  # 1.200,50 | 1.200.000 | 18,50 | 0,125
-    r"[1-9][0-9]{0,2}(?:[. '][0-9]{3})+,[0-9]{1,2}|[1-9][0-9]{0,2}(?:\.[0-9]{3}){2,}|[0-9]+,[0-9]{1,2}|0,[0-9]+"
+    r"[1-9]\d{0,2}(?:[. ']\d{3})+,\d\d?|[1-9]\d{0,2}(?:\.\d{3}){2,}|\d+,\d\d?|0,\d+"
 )
+_SIGN = re.compile(
+    r"(?:(?:^|[\s=(\[:,*+/~≈<>\"'$])-|(?:^|[=(:≈$]|\b(?:is|be|equals))\s?-\s|\b(?:minus|negative)\s)(?:[$]\s?)?$"
+)
+_OPERATOR = re.compile(r"[\s)\]]*(?:[-+*/÷x^]|plus\b|minus\b|times\b|divided by\b|multiplied by\b)[\s(\[$]*-?[$]?")
+_ALTERNATIVE = re.compile(
+    r"\s*|[\s%?]*(?:[,;/&|~—?-]|\.\.+|…|\b(?:and|or|to|maybe|perhaps|possibly|vs)\b\.?)(?:\s*\b(?:and|or|maybe|perhaps|possibly)\b)*[\s$(]*-?[$]?"
+    r"|[\s\w%,($]{0,30}\b(?:and|to)\s+[$]?|.*(?:\bor\b|或).*"
+)
+_NEGATED = re.compile(r"(?:\bnot|n't|\bnever|\brather than|\binstead of)\s+[$]?\s*$")
+_REFERENCE = re.compile(r"\b(?:out of|of the|of all|of all the|each of the|than|per)\s+[$]?\s*$")
+_COMPARED = re.compile(r"\s*(?:[a-z]+ )?(?:more|less|fewer|[a-z]+er) (?:[a-z]+ )?than\b")
+_UNREADABLE = re.compile(r"(?:√|\\?sqrt|±|\\pm|\blog|\bln)[\s({]*$")
 
 
-def _plain(text: str) -> Fraction | None:
-    """Value of digits with separators, e.g. '1,234.50'; None when the grouping means nothing ('1,2,3')."""
-    if len(text) > MAX_TOKEN:
+def plain(statement: str) -> str:
+    """A statement without LaTeX and Markdown, its number words as digits if it has no digits."""
+    if any(sign in statement for sign in "\\{*_`^~"):
+        for pattern, plain_form in _MARKUP:
+            statement = pattern.sub(plain_form, statement)
+    return statement if _DIGIT.search(statement) else _spelled(statement)
+
+
+def _spelled(text: str) -> str:
+    """'one hundred and five eggs' -> '105 eggs'."""
+
+    def digits(words: re.Match[str]) -> str:
+        total = group = 0
+        for value in (_WORDS[word] for word in re.split(r"\W+", words[0]) if word != "and"):
+            if value == 100:
+                group = (group or 1) * value
+            elif value > 100:
+                total, group = total + (group or 1) * value, 0
+            else:
+                group += value
+        return str(total + group)
+
+    return _SPELLED.sub(digits, text)
+
+
+def readings(statement: str) -> list[Fraction | None]:
+    """The numbers that a plain statement offers, in order; None for one left open (5 or 6, 3 * 6, 2:3).
+
+    Numbers that belong together count once: '3 * 6 = 18' is 18, '5, 6 or 7' is None, 'not 20 but 18' is 18.
+    """
+
+    def before(number: re.Match[str], pattern: re.Pattern[str]) -> bool:
+        return pattern.search(statement, max(0, number.start() - 20), number.start()) is not None
+
+    numbers = [number for number in _NUMBER.finditer(statement) if not before(number, _NEGATED)]
+    if len(numbers) > 1:  # out of 24, than 12, at 10:30 are no answers while another number stands beside them
+        own = [n for n in numbers if not (before(n, _REFERENCE) or n["ratio"] or _COMPARED.match(statement, n.end()))]
+        numbers = own or numbers
+    found: list[Fraction | None] = []
+    options: set[Fraction | None] = set()  # values that compete in the current group
+    left: Fraction | None = None  # the lone number on the left of an equation, as in 18 = 3 * 6
+    is_sum = False
+
+    def close() -> None:
+        if options:
+            found.append(left if is_sum else next(iter(options)) if len(options) == 1 else None)
+
+    end = 0
+    for number in numbers:
+        gap = statement[end : number.start()]
+        end = number.end()
+        value = None if _UNREADABLE.search(gap) else _value(number)
+        operator = bool(options) and _OPERATOR.fullmatch(gap)
+        if value and not operator and _SIGN.search(gap):
+            value = -value
+        if options and ("=" in gap or "≈" in gap):
+            left = next(iter(options)) if len(options) == 1 and not is_sum else left
+            options, is_sum = {value}, False
+        elif operator:
+            is_sum = True
+        elif options and _ALTERNATIVE.fullmatch(gap):
+            options.add(value)
+        else:
+            close()
+            options, is_sum, left = {value}, False, None
+    close()
+    return found
+
+
+def _value(number: re.Match[str]) -> Fraction | None:
+    """Exact value of a `_NUMBER` without its sign; None for what only looks like a number."""
+    if number["spoiled"] or number["date"] or number["ratio"]:
         return None
-    if text.isdigit():
+    if number["mixed"]:
+        whole, above, below = map(int, re.findall(r"\d+", number["mixed"]))
+        return whole + Fraction(above, below) if below else None
+    value = _digits(number["digits"])
+    if value is not None and (power := number["power"]):
+        exponent = re.split(r"[e^]\s?", power)[-1]
+        if len(exponent) > 3 or abs(int(exponent)) > MAX_EXPONENT or (power.lstrip()[0] == "^" and value != 10):
+            return None
+        value = Fraction(10) ** int(exponent) * (1 if power.lstrip()[0] == "^" else value)
+    if value is not None and (over := number["over"]):
+        below = _digits(over.strip(" /").rstrip(",."))  # None for a second slash: 3/4/2024 is a date
+        value = value / below if below else None
+    return value * _SCALE[number["scale"]] if value is not None and number["scale"] else value
+
+
+def _digits(text: str) -> Fraction | None:
+    """Value of digits with separators, '1,234.50' or '1.234,50'; None when they mean nothing, '1,2,3'."""
+    if len(text) > MAX_NUMBER:
+        return None
+    if text.isdecimal():
         return Fraction(int(text))
     if _POINT.fullmatch(text):
         return Fraction(re.sub(r"[,'_ ]", "", text))
@@ -137,291 +462,20 @@ def _plain(text: str) -> Fraction | None:
     return None
 
 
-def _token_value(match: re.Match[str]) -> Fraction | None:
-    """Exact value of one `_NUMBER` match without its sign; None for what only looks like a number."""
-    if match["bad"] or match["iso"]:
-        return None
-    if match["mixed"]:
-        whole, above, below = (int(part) for part in re.findall(r"[0-9]+", match["mixed"]))
-        return whole + Fraction(above, below) if below else None
-    value = _plain(match["run"])
-    if value is None or match["ratio"]:
-        return None
-    if exponent := match["exponent"]:
-        power = re.split(r"[e^]\s?", exponent)[-1]
-        if len(power) > 3 or abs(int(power)) > MAX_EXPONENT:
-            return None
-        value *= Fraction(10) ** int(power)
-    if over := match["over"]:
-        below = _plain(over.strip().removeprefix("/").strip().rstrip(",."))
-        if not below:  # a date such as 3/4/2024, or a division by zero
-            return None
-        value /= below
-    return value * _SCALE[match["scale"]] if match["scale"] else value
+# Rewards ----------------------------------------------------------------------------------------------------------------
+
+_HASH_LINE = re.compile(r"#### (-?(?:\d{1,40}|[1-9]\d{0,2}(?:,\d{3}){1,12})(?:\.\d{1,20})?)[ \t\r]*", re.ASCII)
 
 
-_LATEX = [(re.compile(pattern), new) for pattern, new in (
-    (r"\\[dtc]?frac\s*\{\s*(-?[0-9.,]{1,30})\s*\}\s*\{\s*([0-9.,]{1,30})\s*\}", r" \1/\2 "),
-    (r"\\[dtc]?frac\s*([0-9])\s*([0-9])", r" \1/\2 "),
-    (r"\{,\}", ","), (r"\\!", ""), (r"\\[,;: ]|~|\\q?quad\b", " "), (r"\\([$%#&_])", r"\1"),
-    (r"\\(?:times|cdot)\b", "*"), (r"\\div\b", "÷"), (r"\\(?:approx|simeq|equiv|to|rightarrow|implies)\b", "="),
-    (r"\^\s*\{?\s*\\(?:circ|prime)\s*\}?", " "), (r"\^\s*\{", "^"),
-    (r"\\(?:text(?:bf|it|rm|sf|tt)?|math(?:bf|rm|it|sf|tt)|mbox|bm|left|right|displaystyle|[()\[\]])", " "),
-    (r"[{}`]|\*\*|(?<![0-9])_|_(?![0-9])", " "),
-)]  # fmt: skip
-_SIGN = re.compile(r"(?:(?:^|[\s=(\[:,*+/~≈<>\"'])-|(?:^|[=(:≈]|\b(?:is|be|equals))\s?-\s|\b(?:minus|negative)\s)$")
-_OPERATOR = re.compile(r"[\s)\]]*(?:[-+*/÷x^]|times|plus|minus|divided by|multiplied by)[\s(\[$]*")
-_ALTERNATIVE = re.compile(
-    r"[\s%]*(?:[,;/&~—]|\.\.+|…)?\s*(?:(?:and|or|to|maybe|perhaps|possibly|versus|vs)\b\.?\s*)*[$(]*\s*-?[$]?\s*"
-    r"|[\s\w%,($]{0,30}\b(?:and|to)\s+[$]?\s*|.*(?:\bor\b|或).*"
-)
-_NEGATED = re.compile(r"(?:\bnot|n't|\bnever|\brather than|\binstead of)\s+[$]?\s*$")
-_REFERENCE = re.compile(r"\b(?:out of|of the|of all|of all the|each of the|than|per)\s+[$]?\s*$")
-
-
-def readings(statement: str) -> list[Fraction | None]:
-    """The numbers that a statement offers, in order; None for one that is left open (5 or 6, 3 * 6, 2:3).
-
-    Numbers that belong together count once: '3 * 6 = 18' is 18, '5, 6 or 7' is None, 'not 20 but 18' is 18.
-    """
-    tokens = [match for match in _NUMBER.finditer(statement)]
-    kept = [token for token in tokens if not _NEGATED.search(statement, max(0, token.start() - 20), token.start())]
-    if len(kept) > 1:
-        main = [token for token in kept if not _REFERENCE.search(statement, max(0, token.start() - 20), token.start())]
-        kept = main or kept
-    found: list[Fraction | None] = []
-    options: set[Fraction | None] = set()
-    left: Fraction | None = None  # the lone number before an '=', as in 18 = 3 * 6
-    open_sum = False
-    end = 0
-    for token in kept:
-        gap = statement[end : token.start()]
-        value = _token_value(token)
-        bare = gap.rstrip(" $")
-        linked = bool(options)
-        if value is not None and _SIGN.search(gap[: len(bare) + 1] if gap[len(bare) :].startswith(" ") else bare):
-            if not (linked and _OPERATOR.fullmatch(gap)):
-                value = -value
-        if linked and ("=" in gap or "≈" in gap) and "\n" not in gap:
-            left = next(iter(options)) if len(options) == 1 and not open_sum else left
-            options, open_sum = {value}, False
-        elif linked and _OPERATOR.fullmatch(gap):
-            open_sum = True
-        elif linked and _ALTERNATIVE.fullmatch(gap):
-            options.add(value)
-        else:
-            if linked:
-                found.append(left if open_sum else options.copy().pop() if len(options) == 1 else None)
-            options, open_sum, left = {value}, False, None
-        end = token.end()
-    if options:
-        found.append(left if open_sum else options.pop() if len(options) == 1 else None)
-    return found
-
-
-# ---- 2. the statement that commits --------------------------------------------------------------------------------------
-
-_CUE = re.compile(
-    r"(?P<hash>\#{4,}+)|\\(?:boxed|fbox|framebox)\b(?P<boxed>)|<answer>(?P<tag>)|"
-    r"(?P<phrase>\b(?:answer|(?:final|correct|corrected|right) (?:result|total|value|amount|number|solution))\b|答案|答え|正解|정답|"
-    r"\b(?:ans|réponse|respuesta|antwort|risposta|resposta|ответ)\b)"
-)
-_LINK = re.compile(
-    r"[\s*_'\")]*+(?:(?:to|for)\s[^.\n:=]{1,80}?\s(?=is\b))?(?:[,\s]*(?:therefore|thus|then|now|so|finale?)[,\s]*)?"
-    r"(?:\s*(?:is|are|was|be|should be|must be|would be|will be|might be|may be|could be|comes to|equals|of|es|est|ist|lautet|é|è)\b"
-    r"|是|为|為|は|은|는|\s*[:=>—]+|\s*-+>?\s|\s*\n)[\s*_:：>—]*+(?:[-•+]\s)?\s*"
-)
-_LEAD = re.compile(  # what may stand between a cue and its number
-    r"(?:[^\w]|_|\b(?:about|approximately|approx|around|roughly|exactly|only|just|simply|therefore|thus|then|now|also|probably|"
-    r"that|is|be|a|the|total|of|equal|equals|to|it|usd|eur|gbp|us|rs|inr|cad|aud|final|answer|minus|negative|[a-z]|"
-    r"\w+(?=\s?[=:]))\b)*+"
-)
-_STOP = re.compile(r"\n|[.!?](?=\s+[^\s0-9]|\s*$)")
-_HEADING = re.compile(r"\s*(?:(?:step|part|case|question|problem|section|day|week|example|method|option)\b|[0-9]{1,2}[.)]\s+[a-z])")
-_REFUSAL = re.compile(
-    r"\b(?:can(?:not|'t| not)|could(?: not|n't)|unable to|not able to|impossible to|do(?: not|n't)) "
-    r"(?:be )?(?:determine|know|answer|solve|tell|say|calculate|compute)|\b(?:not enough|insufficient) information"
-)
-_RETRACT = re.compile(
-    r"\b(?:wait|actually|correction|oops|sorry|mistake|wrong|incorrect|should (?:be|have been)|scratch that|i meant|"
-    r"on second thought|let me (?:redo|recalculate|correct|fix)|not (?:right|correct)|no,)"
-)
-_WITHDRAWN = re.compile(r"\b(?:wrong|incorrect|mistake|scratch that|not (?:right|correct))\b")
-_AFFIRM = re.compile(r"(?<!not )\b(?:correct|right|confirm\w*|match\w*|consistent|yes|indeed|stands|verified|checks out)\b")
-_CHECK = re.compile(
-    r"\(?\b(?:(?:check|verification|proof)\s*:|(?:to|we can|you can|let's|let me|let us) (?:quickly )?(?:double[- ]?check|verify|check)\b)"
-)
-_BECAUSE = re.compile(r"\b(?:because|since|given that)\b")
-_THEREFORE = re.compile(r"\b(?:so|thus|therefore|hence|total|finally)\b|=")
-_FIRST = re.compile(
-    r"[\s*]*[^\s.,;:=\n][^.,;:=\n]{0,40}?[*]*(?:[.,;:—-]|\n)\s*"
-    r"(?:reason|because|since|explanation|here's|this is because|that's because|why|proof|as\b)"
-)
-_BOLD = re.compile(r"(?:\*\*|__)([^*\n]{1,80})(?:\*\*|__)")
-_GUESSES = re.compile(r"[\W_]*(?:(?:or|and|maybe|perhaps|possibly|also|alternatively|the|so|final|correct|is)\b[\W_]*){0,4}")
-
-
-def clean_statement(text: str) -> str:
-    """A statement without LaTeX and Markdown, so that `readings` sees plain numbers and words."""
-    if "\\" in text or "{" in text or "*" in text or "_" in text or "`" in text or "^" in text:
-        for pattern, new in _LATEX:
-            text = pattern.sub(new, text)
-    return text
-
-
-def _sentence(text: str) -> str:
-    stop = _STOP.search(text)
-    return text[: stop.start()] if stop else text
-
-
-def _direct(statement: str) -> tuple[bool, Fraction | None]:
-    """(does the statement open with a number, that number)."""
-    statement = clean_statement(statement)
-    first = _NUMBER.search(statement)
-    if not first or not _LEAD.fullmatch(statement, 0, first.start()):
-        return False, None
-    found = readings(statement)
-    return bool(found), found[0] if found else None
-
-
-def _box(text: str, start: int) -> tuple[str, int]:
-    """Content of the braces that open at `start` (a whole line when they never close) and where it ends."""
-    window = text[start : start + MAX_STATEMENT]
-    if not window.lstrip().startswith("{"):
-        return _sentence(window), start + len(_sentence(window))
-    depth = 0
-    for at, char in enumerate(window):
-        depth += (char == "{") - (char == "}")
-        if char == "}" and depth == 0:
-            return window[:at].lstrip()[1:], start + at + 1
-    line = window.partition("\n")[0]
-    return line, start + len(line)
-
-
-class _Commit(NamedTuple):
-    value: Fraction | None
-    kind: str
-    start: int
-    end: int
-
-
-def _committed(text: str, cue: re.Match[str]) -> _Commit | None:
-    """What the cue commits to; None when it is only a word or a heading."""
-    kind = cue.lastgroup or ""
-    start = cue.end()
-    if kind == "boxed":
-        content, end = _box(text, start)
-        if not content.strip(" {}"):
-            return None
-        found = readings(clean_statement(content))
-        return _Commit(found[-1] if len(found) == 1 else None, kind, cue.start(), end)
-    if kind == "phrase":
-        link = _LINK.match(text, start, start + MAX_STATEMENT)
-        if not link:
-            return None
-        start = link.end()
-    window = text[start : start + MAX_STATEMENT]
-    line = window.split("</answer>")[0] if kind == "tag" else window.partition("\n")[0]
-    statement = line if kind in ("hash", "tag") else _sentence(line)
-    end = start + len(statement)
-    if kind == "hash" and _HEADING.match(statement):
-        return None
-    direct, value = _direct(statement)
-    if direct:
-        return _Commit(value, kind, cue.start(), end)
-    if kind in ("hash", "tag") and statement.strip(" *") and not text[end:].strip():  # words, on the last line
-        found = readings(clean_statement(statement))
-        return _Commit(found[-1] if found else None, kind, cue.start(), end)
-    return None
-
-
-def _commits(text: str) -> Iterator[_Commit]:
-    """The commitments of the text, last one first."""
-    cues = list(_CUE.finditer(text))[-MAX_CUES:]
-    for cue in reversed(cues):
-        if commit := _committed(text, cue):
-            yield commit
-
-
-def _last_statement(text: str) -> Answer:
-    """The number that the last sentence with a number in it leaves us with."""
-    if _REFUSAL.search(text):
-        return Answer(None, "undecided")
-    if not any(char in text for char in "0123456789"):
-        return Answer(None, "none")
-    if first := _FIRST.match(text):
-        direct, value = _direct(first[0])
-        if direct and value is not None:
-            return Answer(value, "first")
-    for check in _CHECK.finditer(text):
-        if re.search("[0-9]", text[: check.start()]):
-            if not _RETRACT.search(text, check.end()):
-                text = text[: check.start()]
-            break
-    last = max(text.rfind(digit) for digit in "0123456789")
-    begin = max(0, last - MAX_STATEMENT)
-    for stop in _STOP.finditer(text, begin, last):
-        begin = stop.end()
-    sentence = text[begin : last + 1] + _sentence(text[last + 1 : last + MAX_STATEMENT])
-    for bold in reversed(list(_BOLD.finditer(sentence))):
-        direct, value = _direct(bold[1])
-        if direct:
-            return Answer(value, "bold") if value is not None else Answer(None, "undecided")
-    sentence = clean_statement(re.sub(r"^\s*(?:[-•+*]|[0-9]{1,2}[.)])\s+(?=.*[0-9])", "", sentence))
-    because = _BECAUSE.search(sentence)
-    if because and re.search("[0-9]", sentence[: because.start()]) and not _THEREFORE.search(sentence, because.end()):
-        sentence = sentence[: because.start()]
-    outside = re.sub(r"\([^()]*\)", " ", sentence)
-    found = readings(outside if re.search("[0-9]", outside) else sentence)
-    if not found or found[-1] is None:
-        return Answer(None, "undecided")
-    return Answer(found[-1], "last_number")
-
-
-def extract_answer(text: Completion) -> Answer:
-    """The number that a completion finally commits to, as an exact value, and how it was found. Never raises.
-
-    Accepts text or chat messages (the last assistant message counts).
-    """
-    seen = visible_text(text)
-    if seen is None:
-        return Answer(None, "unfinished")
-    commits = _commits(seen)
-    last = next(commits, None)
-    if last is None:
-        return _last_statement(seen)
-    tail = seen[last.end :]
-    if re.match(r"[\s.,;]*or\b[^.\n]*[0-9]", tail[:MAX_STATEMENT]):
-        return Answer(None, "undecided")
-    if _REFUSAL.search(tail):
-        return Answer(None, "undecided")
-    if _RETRACT.search(tail) and not _AFFIRM.search(tail):
-        if any(char in tail for char in "0123456789"):
-            later = _last_statement(tail)
-            return Answer(later.value, "correction") if later.value is not None else later
-        if _WITHDRAWN.search(tail):
-            return Answer(None, "undecided")
-    before = next(commits, None)
-    if before and before.kind == last.kind and before.value != last.value:
-        if _GUESSES.fullmatch(seen[before.end : last.start][:MAX_STATEMENT]):
-            return Answer(None, "undecided")
-    return Answer(last.value, last.kind) if last.value is not None else Answer(None, "undecided")
-
-
-# ---- rewards ------------------------------------------------------------------------------------------------------------
-
-_HASH_LINE = re.compile(r"#### (-?(?:[0-9]{1,40}|[1-9][0-9]{0,2}(?:,[0-9]{3}){1,12})(?:\.[0-9]{1,20})?)[ \t\r]*")
-
-
+@lru_cache(maxsize=65_536)  # every gold is met once per completion of its group
 def parse_gold(text: str) -> Fraction:
-    """A reference answer as an exact value, e.g. '1,200', '-3', '$5'. ValueError that names the text if it is no number."""
-    statement = clean_statement(visible_text(str(text)) or "")
-    whole = re.fullmatch(r"\s*-?\s*[$]?\s*-?\s*([0-9.].*?)[\s%.]*", statement, re.DOTALL)
-    number = _NUMBER.fullmatch(whole[1]) if whole else None
-    value = _token_value(number) if number else None
-    if value is None:
+    """A reference answer such as '18', '-3', '1,200', '$5' or '2.5' as an exact value; ValueError if it is no number."""
+    parts = re.fullmatch(r"([\s$+-]*)([\d.].*?)[\s$%.]*", plain(visible_text(text) or ""), re.DOTALL)
+    number = _NUMBER.fullmatch(parts[2]) if parts else None
+    value = _value(number) if number else None
+    if parts is None or value is None or parts[1].count("-") > 1:
         raise ValueError(f"the reference answer {text[:80]!r} is not a number; expected one such as 18, -3, 1,200 or 2.5")
-    return -value if "-" in statement.split(whole[1])[0] else value  # type: ignore[index]
+    return -value if "-" in parts[1] else value
 
 
 def correctness_reward(completion: Completion, gold: str) -> float:
@@ -429,43 +483,34 @@ def correctness_reward(completion: Completion, gold: str) -> float:
     return float(extract_answer(completion).value == parse_gold(gold))
 
 
-def _final_line(completion: Completion) -> tuple[int, re.Match[str] | None]:
-    """(number of #### marks, the last #### line if it has GSM8K's own form `#### number`)."""
-    text = spoken_text(completion) or ""
-    marks = text.count("####")
-    if not marks:
-        return 0, None
-    start = text.rfind("####")
-    if start and text[start - 1] != "\n":
-        return marks, None
-    return marks, _HASH_LINE.fullmatch(text[start:].partition("\n")[0])
-
-
 def format_reward(completion: Completion) -> float:
-    """1.0 when the completion ends with exactly one line `#### number`, written as GSM8K writes it, else 0.0."""
-    marks, line = _final_line(completion)
-    last = (spoken_text(completion) or "").rstrip().rpartition("\n")[2]
-    return float(marks == 1 and line is not None and last.startswith("####"))
+    """1.0 when the completion ends in its only `####`, a line `#### number` as GSM8K writes it, else 0.0."""
+    text = (spoken_text(completion) or "").rstrip()
+    return float(text.count("####") == 1 and _hash_line(text[text.rfind("\n") + 1 :]) is not None)
 
 
 def strict_match(completion: Completion, gold: str) -> bool:
-    """Whether the last `####` line has GSM8K's form and its number equals the reference answer."""
-    _, line = _final_line(completion)
-    return line is not None and Fraction(line[1].replace(",", "")) == parse_gold(gold)
+    """Whether the last line that starts with `####` is `#### number` as GSM8K writes it, with the reference answer."""
+    text = "\n" + (spoken_text(completion) or "")
+    return _hash_line(text[text.rfind("\n####") + 1 :].partition("\n")[0]) == parse_gold(gold)
+
+
+def _hash_line(line: str) -> Fraction | None:
+    number = _HASH_LINE.fullmatch(line)
+    return Fraction(number[1].replace(",", "")) if number else None
 
 
 def total_reward(
     text: Completion, gold: str, truncated: bool = False, weights: Mapping[str, float] | None = None
 ) -> dict[str, Any]:
-    """Everything a trainer logs about one completion.
+    """What one completion earns.
 
-    Returns `total` (weighted sum), `correct` and `format` (0.0 or 1.0, unweighted), `truncated` and `kind` (see `Answer`).
-    A truncated completion is graded on what it says: one that states its answer before it is cut off has answered; whether
-    it enters the loss is the trainer's decision. `weights` has the keys `correct` and `format`.
+    Returns `total` (weighted sum), `correct` and `format` (0.0 or 1.0, not weighted), `truncated` (as given) and `kind` (see
+    `Answer`). `weights` has the keys `correct` and `format`; left out: 1.0 and 0.1. A truncated completion is graded on what
+    it says, for it may have answered before it was cut; whether it enters the loss is for the trainer to decide.
     """
-    weights = weights or {"correct": 1.0, "format": 0.1}
+    weights = {"correct": 1.0, "format": 0.1} if weights is None else weights
     answer = extract_answer(text)
-    correct = float(answer.value == parse_gold(gold))
-    form = format_reward(text)
-    total = weights.get("correct", 0.0) * correct + weights.get("format", 0.0) * form
+    correct, form = float(answer.value == parse_gold(gold)), format_reward(text)
+    total = weights["correct"] * correct + weights["format"] * form
     return {"total": total, "correct": correct, "format": form, "truncated": truncated, "kind": answer.kind}
