@@ -42,7 +42,8 @@ clean:
 	rm -rf .venv
 
 $(INSTALLED): requirements/$(LIST).txt
-	@"$(PYTHON)" $(SUPPORTED) || { echo "grpo-duet needs Python 3.11 or 3.12: install one, or name it: make PYTHON=/path/to/python3.12" >&2; exit 1; }
+	@"$(PYTHON)" $(SUPPORTED) 2>/dev/null || { echo "grpo-duet runs on Python 3.11 and 3.12, and $(or $(PYTHON),none of python3 python3.12 python3.11) is one." \
+		"Install one, or name one you have: make run PYTHON=/path/to/python3.12" >&2; exit 1; }
 	@echo "Installing requirements/$(LIST).txt into .venv$(if $(filter macos,$(LIST)), (no vLLM on macOS: the transformers engine will sample))"
 	"$(PYTHON)" -m venv --clear .venv
 	$(if $(filter linux-cpu,$(LIST)),.venv/bin/python -m pip install --no-deps -c $< --extra-index-url $(CPU_TORCH) torch)
