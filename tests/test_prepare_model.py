@@ -2,117 +2,20 @@
 
 import hashlib
 import json
-import os
 import re
 import shutil
-import subprocess
-import sys
-import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import numpy
 import pytest
+from fake_hub import COMMIT, NAME, Hub, ModelScope, run, start
 from safetensors.numpy import save, save_file
 
 from scripts.prepare.model import ModelFilesError, prepare, verify, write_record
 
-ROOT = Path(__file__).parents[1]
-NAME, COMMIT = "someone/tiny", "c" * 40
 TOKEN = "hf_secretsecretsecret"
-
-
-class Hub(ThreadingHTTPServer):
-    """Plays the hub for one repository; attributes make it misbehave."""
-
-    def __init__(self, files: dict[str, bytes], kind: str = "model"):
-        super().__init__(("127.0.0.1", 0), HubHandler)
-        self.files, self.kind = files, kind
-        self.served: dict[str, bytes] = {}  # what it sends instead of a file
-        self.status: int | None = None  # what it answers instead of the repository
-        self.error_code = ""
-        self.stop_after: int | None = None  # bytes of a large file after which it falls silent
-        self.ranges: list[str | None] = []  # Range headers of the requests for large files
-        self.tokens: set[str | None] = set()
-        threading.Thread(target=self.serve_forever, args=(0.05,), daemon=True).start()
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}"
-
-    def handle_error(self, request, client_address):
-        pass  # clients that are killed in these tests hang up
-
-    def close(self):
-        self.shutdown()
-        self.server_close()
-
-
-class HubHandler(BaseHTTPRequestHandler):
-    server: Hub
-
-    def log_message(self, *arguments):
-        pass
-
-    def do_HEAD(self):
-        self.do_GET()
-
-    def do_GET(self):
-        hub, path = self.server, self.path.split("?")[0]
-        hub.tokens.add(self.headers.get("Authorization"))
-        if hub.status:
-            return self.answer(hub.status, b"{}", {"X-Error-Code": hub.error_code, "X-Error-Message": "no"})
-        api = f"/api/{hub.kind}s/{NAME}"
-        if path == f"{api}/revision/{COMMIT}" or path == f"{api}/revision/main" or path == api:
-            siblings = [{"rfilename": name, **self.entry(name)} for name in hub.files]
-            return self.answer(200, json.dumps({"id": NAME, "sha": COMMIT, "siblings": siblings}).encode())
-        if path == f"{api}/tree/{COMMIT}":
-            tree = [
-                {"type": "file", "path": name, "oid": self.entry(name)["blobId"], **self.entry(name)}
-                for name in hub.files
-            ]
-            return self.answer(200, json.dumps(tree).encode())
-        if match := re.fullmatch(f"(?:/datasets)?/{NAME}/resolve/{COMMIT}/(.+)", path):
-            return self.file(match[1])
-        return self.answer(404, b"{}", {"X-Error-Code": "RevisionNotFound" if "revision" in path else "RepoNotFound"})
-
-    def entry(self, name):
-        content = self.server.files[name]
-        entry = {"size": len(content), "blobId": hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()}
-        if name.endswith((".safetensors", ".parquet")):
-            entry["lfs"] = {
-                "sha256": hashlib.sha256(content).hexdigest(),
-                "size": len(content),
-                "oid": "",
-                "pointerSize": 1,
-            }
-            entry["lfs"]["oid"] = entry["lfs"]["sha256"]
-        return entry
-
-    def file(self, name):
-        hub = self.server
-        entry, content = self.entry(name), hub.served.get(name, hub.files[name])
-        etag = entry["lfs"]["sha256"] if "lfs" in entry else entry["blobId"]
-        headers = {"X-Repo-Commit": COMMIT, "ETag": f'"{etag}"', "X-Linked-Size": str(len(content))}
-        status, span = 200, self.headers.get("Range")
-        if self.command == "GET" and "lfs" in entry:
-            hub.ranges.append(span)
-        if span:
-            start = int(span.removeprefix("bytes=").split("-")[0])
-            headers["Content-Range"] = f"bytes {start}-{len(content) - 1}/{len(content)}"
-            status, content = 206, content[start:]
-        self.answer(status, content, headers, stop_after=hub.stop_after if "lfs" in entry else None)
-
-    def answer(self, status, content, headers=None, stop_after=None):
-        self.send_response(status)
-        for key, value in {"Content-Length": str(len(content)), **(headers or {})}.items():
-            self.send_header(key, value)
-        self.end_headers()
-        if self.command == "GET":
-            self.wfile.write(content[:stop_after])
-            if stop_after and stop_after < len(content):
-                time.sleep(8)  # the client is killed meanwhile
+FROM_HUB = {"source": "hub", "name": NAME, "revision": COMMIT}
 
 
 def tiny_model(weights: int = 4) -> dict[str, bytes]:
@@ -127,36 +30,12 @@ def tiny_model(weights: int = 4) -> dict[str, bytes]:
 
 @pytest.fixture
 def hub():
-    hub = Hub({**tiny_model(), "pytorch_model.bin": b"pickle", "onnx/config.json": b"{}", "README.md": b"hello"})
-    yield hub
-    hub.close()
+    with Hub({**tiny_model(), "pytorch_model.bin": b"pickle", "onnx/config.json": b"{}", "README.md": b"hello"}) as hub:
+        yield hub
 
 
-def command(tmp_path: Path, endpoint: str, *, wait: bool = True, module: str = "model", **environment: str):
-    """Runs the preparation as the pipeline does, with a cache and a home of its own."""
-    settings = {"source": "hub", "name": NAME, "revision": environment.pop("revision", COMMIT)}
-    inherited = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
-    process = subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            f"scripts.prepare.{module}",
-            "--settings",
-            json.dumps(settings),
-            "--out",
-            f"{tmp_path}/out",
-        ],
-        cwd=ROOT,
-        env={**inherited, "HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path / "hf"), **environment},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    if not wait:
-        return process
-    process.stdout_text, process.stderr_text = process.communicate(timeout=60)
-    assert "Traceback" not in process.stderr_text, process.stderr_text
-    return process
+def download(hub: Hub, tmp_path: Path, **environment: str) -> tuple[int, str]:
+    return run("model", tmp_path, FROM_HUB, HF_ENDPOINT=hub.url, **environment)
 
 
 def local_model(folder: Path, files: dict[str, bytes]) -> Path:
@@ -176,107 +55,131 @@ def prepared(tmp_path: Path, files: dict[str, bytes]) -> Path:
 
 
 def test_a_model_is_downloaded_checked_and_used_again_without_network(hub, tmp_path):
-    first = command(tmp_path, hub.url)
-    assert first.returncode == 0, first.stderr_text
+    code, said = download(hub, tmp_path)
+    assert code == 0, said
+    assert "4 of 4 files to download" in said
     out = tmp_path / "out"
     names = {"config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"}
     assert {path.name for path in out.iterdir()} == names | {"model.json"}, "no pickle, no other folder"
     record = json.loads((out / "model.json").read_text())
-    content = hub.files["model.safetensors"]
-    assert record["files"]["model.safetensors"] == {
-        "bytes": len(content),
-        "sha256": hashlib.sha256(content).hexdigest(),
-    }
+    weights = hub.files["model.safetensors"]
+    fingerprint = {"bytes": len(weights), "sha256": hashlib.sha256(weights).hexdigest()}
+    assert record["files"]["model.safetensors"] == fingerprint
     assert (record["source"], record["name"], record["revision"]) == ("hub", NAME, COMMIT)
-    assert "4 of 4 files to download" in first.stderr_text
     verify(out)
 
     hub.close()
     shutil.rmtree(out)
     for environment in ({"HF_HUB_OFFLINE": "1"}, {}):
-        again = command(tmp_path, hub.url, **environment)
-        assert again.returncode == 0, again.stderr_text
-        assert "using the copy in the cache" in again.stderr_text
+        code, said = download(hub, tmp_path, **environment)
+        assert code == 0 and "using the copy in the cache" in said, said
         verify(out)
 
 
+def test_the_newest_revision_is_recorded_as_a_commit(hub, tmp_path):
+    code, said = run("model", tmp_path, {**FROM_HUB, "revision": None}, HF_ENDPOINT=hub.url)
+    assert code == 0, said
+    assert json.loads((tmp_path / "out/model.json").read_text())["revision"] == COMMIT
+    code, said = run("model", tmp_path, {**FROM_HUB, "revision": None}, HF_HUB_OFFLINE="1")
+    assert code == 0, said
+
+
 def test_a_killed_download_goes_on_where_it_stopped(tmp_path):
-    hub = Hub(tiny_model(weights=6_000_000))  # 24 MB
-    hub.stop_after = 15_000_000
-    process = command(tmp_path, hub.url, wait=False)
-    deadline = time.monotonic() + 30
-    while not any(path.stat().st_size for path in tmp_path.rglob("*.incomplete")):
-        assert time.monotonic() < deadline and process.poll() is None
-        time.sleep(0.05)
-    process.kill()
-    process.communicate()
-    assert not (tmp_path / "out").exists()
+    with Hub(tiny_model(weights=6_000_000)) as hub:  # 24 MB
+        hub.stop_after = 15_000_000
+        process = start("model", tmp_path, FROM_HUB, HF_ENDPOINT=hub.url)
+        deadline = time.monotonic() + 30
+        while not any(path.stat().st_size for path in tmp_path.rglob("*.incomplete")):
+            assert time.monotonic() < deadline and process.poll() is None
+            time.sleep(0.05)
+        process.kill()
+        process.communicate()
+        assert not (tmp_path / "out").exists()
 
-    hub.stop_after = None
-    again = command(tmp_path, hub.url)
-    assert again.returncode == 0, again.stderr_text
-    assert hub.ranges[0] is None and int(re.fullmatch(r"bytes=(\d+)-", hub.ranges[-1])[1]) > 1_000_000
-    assert "going on after" in again.stderr_text
-    verify(tmp_path / "out")
-    hub.close()
+        hub.stop_after = None
+        code, said = download(hub, tmp_path)
+        assert code == 0 and "going on after" in said, said
+        assert hub.ranges[0] is None and int(re.fullmatch(r"bytes=(\d+)-", hub.ranges[-1])[1]) > 1_000_000
+        verify(tmp_path / "out")
 
 
-@pytest.mark.parametrize("weights", [4, 3_000_000], ids=["small", "large"])
-def test_a_file_with_another_digest_than_declared_is_refused(tmp_path, weights):
-    hub = Hub(tiny_model(weights))
-    content = hub.files["model.safetensors"]
-    hub.served["model.safetensors"] = content[:-1] + b"X"
-    refused = command(tmp_path, hub.url)
-    assert refused.returncode == 1
-    assert "model.safetensors" in refused.stderr_text and "damaged" in refused.stderr_text
+def test_a_file_with_another_digest_than_declared_is_refused(hub, tmp_path):
+    sound = hub.files["model.safetensors"]
+    hub.served["model.safetensors"] = sound[:-1] + b"X"
+    code, said = download(hub, tmp_path)
+    assert code == 1 and "model.safetensors" in said and "damaged" in said
     assert not (tmp_path / "out/model.json").exists()
-
     hub.served.clear()
-    if remedy := re.search(r"^  rm '(.*)'$", refused.stderr_text, re.MULTILINE):
-        Path(remedy[1]).unlink()
-    assert command(tmp_path, hub.url).returncode == 0, "the way out that the message gives"
-    hub.close()
+    code, said = download(hub, tmp_path)
+    assert code == 0, "the same command again, as the message says"
+
+
+def test_a_copy_in_the_cache_that_was_damaged_is_refused_with_the_remedy(hub, tmp_path):
+    assert download(hub, tmp_path)[0] == 0
+    for name in ("config.json", "model.safetensors"):
+        cached = (tmp_path / "out" / name).resolve()
+        cached.write_bytes(cached.read_bytes()[:-1] + b" ")
+        code, said = download(hub, tmp_path)
+        assert code == 1 and f"{name} is damaged" in said
+        Path(re.search(r"^  rm '(.*)'$", said, re.MULTILINE)[1]).unlink()
+        assert download(hub, tmp_path)[0] == 0
+
+
+def test_a_repository_without_any_model_file_is_named(tmp_path):
+    with Hub({"README.md": b"hello"}) as hub:
+        code, said = download(hub, tmp_path)
+    assert code == 1 and NAME in said and "holds no file like" in said
 
 
 def test_an_unreachable_hub_is_named_with_the_ways_on(tmp_path):
-    hub = Hub({})
-    hub.close()
+    with Hub({}) as hub:
+        pass
     started = time.monotonic()
-    failed = command(tmp_path, hub.url)
-    assert failed.returncode == 1 and time.monotonic() - started < 15
-    for word in (hub.url, NAME, COMMIT, "HTTPS_PROXY", "hf-mirror.com", "modelscope", "local", "scale: demo"):
-        assert word in failed.stderr_text
-    assert not failed.stdout_text
+    code, said = download(hub, tmp_path)
+    assert code == 1 and time.monotonic() - started < 15
+    for words in (hub.url, NAME, COMMIT, "HTTPS_PROXY", "hf-mirror.com", "modelscope", "source: local", "scale: demo"):
+        assert words in said
 
-    offline = command(tmp_path, hub.url, HF_HUB_OFFLINE="1")
-    assert offline.returncode == 1
-    assert "unset HF_HUB_OFFLINE" in offline.stderr_text and str(tmp_path / "hf") in offline.stderr_text
+    code, said = download(hub, tmp_path, HF_HUB_OFFLINE="1")
+    assert code == 1 and "unset HF_HUB_OFFLINE" in said and str(tmp_path / "hf") in said
 
 
 @pytest.mark.parametrize(
-    "status, code, words",
+    "status, error_code, words",
     [
         (401, "GatedRepo", ["permission", "HTTP 401", "HF_TOKEN is set"]),
         (403, "", ["permission", "HTTP 403", "HF_TOKEN is set"]),
         (401, "", ["HTTP 401", "HF_TOKEN is set"]),
         (404, "RepoNotFound", ["HTTP 404", "check model.name"]),
         (404, "RevisionNotFound", ["does not know this revision", "check model.name and model.revision"]),
-        (503, "", ["HTTP 503", "HF_ENDPOINT=https://hf-mirror.com"]),
+        (503, "", ["HTTP 503", "https://hf-mirror.com"]),
     ],
 )
-def test_a_refusal_of_the_hub_is_explained_without_the_token(hub, tmp_path, status, code, words):
-    hub.status, hub.error_code = status, code
-    refused = command(tmp_path, hub.url, HF_TOKEN=TOKEN)
-    assert refused.returncode == 1
+def test_a_refusal_of_the_hub_is_explained_without_the_token(hub, tmp_path, status, error_code, words):
+    hub.status, hub.error_code = status, error_code
+    code, said = download(hub, tmp_path, HF_TOKEN=TOKEN)
+    assert code == 1
     for word in words:
-        assert word in refused.stderr_text
-    assert f"Bearer {TOKEN}" in hub.tokens
-    assert TOKEN not in refused.stdout_text + refused.stderr_text
+        assert word in said
+    assert f"Bearer {TOKEN}" in hub.tokens and TOKEN not in said
 
 
 def test_a_gated_model_without_token_asks_for_one(hub, tmp_path):
     hub.status, hub.error_code = 401, "GatedRepo"
-    assert "then set HF_TOKEN" in command(tmp_path, hub.url).stderr_text
+    assert "then set HF_TOKEN" in download(hub, tmp_path)[1]
+
+
+# From ModelScope
+
+
+def test_a_model_comes_from_modelscope(tmp_path):
+    pytest.importorskip("modelscope")
+    from_modelscope = {"source": "modelscope", "name": NAME, "revision": None}
+    with ModelScope({**tiny_model(), "pytorch_model.bin": b"pickle", "onnx/config.json": b"{}"}) as server:
+        code, said = run("model", tmp_path, from_modelscope, MODELSCOPE_ENDPOINT=server.url)
+        assert code == 0, said
+        verify(tmp_path / "out")
+        assert not (tmp_path / "out/pytorch_model.bin").exists()
 
 
 # From a folder

@@ -7,7 +7,6 @@ keeps the size and SHA-256 of each. Every stage that loads the model calls `veri
 """
 
 import argparse
-import hashlib
 import json
 import os
 import sys
@@ -16,7 +15,7 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from scripts.prepare.sources import SourceError, check_cached_digest, fetch
+from scripts.prepare.sources import SourceError, fetch, sha256_of
 
 RECORD = "model.json"
 # What transformers and vLLM read: configuration, tokenizer, chat template, weights. Only files beside config.json,
@@ -118,13 +117,9 @@ def write_record(folder: Path, source: str, name: str, revision: str | None) -> 
 
     Raises:
         ModelFilesError: it is no complete model.
-        SourceError: a file differs from what the hub declared.
     """
     check(folder)
-    files = {}
-    for path in model_files(folder):
-        files[path.name] = _fingerprint(path)
-        check_cached_digest(path, files[path.name]["sha256"])
+    files = {path.name: {"bytes": path.stat().st_size, "sha256": sha256_of(path)} for path in model_files(folder)}
     record = {"source": source, "name": name, "revision": revision, "files": files}
     unfinished = folder / f".{RECORD}.tmp"
     unfinished.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
@@ -148,7 +143,7 @@ def verify(folder: Path | str) -> None:
             raise ModelFilesError(f"{path} is missing{target}. {_way_out(path, source)}")
         if (size := path.stat().st_size) != recorded["bytes"]:
             raise ModelFilesError(f"{path} has {size:,} bytes, not {recorded['bytes']:,}. {_way_out(path, source)}")
-        if (sha256 := _fingerprint(path)["sha256"]) != recorded["sha256"]:
+        if (sha256 := sha256_of(path)) != recorded["sha256"]:
             differs = f"has SHA-256 {sha256[:12]}..., not {recorded['sha256'][:12]}..."
             raise ModelFilesError(f"{path} was changed: it {differs} {_way_out(path, source)}")
     if added := [path for path in model_files(folder) if path.name not in files]:
@@ -164,12 +159,6 @@ def _way_out(path: Path, source: str | None) -> str:
         )
     damaged = f" '{file}'" if path.is_symlink() and file.exists() else ""
     return f"The model was not loaded. Remove it and run the same command again:\n  rm -r '{folder}'{damaged}"
-
-
-def _fingerprint(path: Path) -> dict[str, Any]:
-    with path.open("rb") as stream:
-        sha256 = hashlib.file_digest(stream, "sha256").hexdigest()
-    return {"bytes": path.stat().st_size, "sha256": sha256}
 
 
 def _read_json(path: Path, why: str) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import hashlib
 import re
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -30,7 +30,6 @@ from huggingface_hub.utils import WeakFileLock, build_hf_headers, filter_repo_ob
 Kind = Literal["model", "dataset"]
 
 ANSWER_SECONDS = 15  # the hub answers the first question within this time, or is said to be unreachable
-RESUMED_BYTES = 8 * 2**20  # files from this size on are downloaded so that a killed download can be continued
 
 # (name on ModelScope of what the hub calls otherwise; models mostly keep their name there)
 MODELSCOPE_NAMES = {"openai/gsm8k": "AI-ModelScope/gsm8k"}
@@ -78,36 +77,6 @@ def fetch(
     raise SourceError(f"{kind_key(kind)}.source: {source!r} is unknown; use hub, modelscope or local.")
 
 
-def check_cached_digest(path: Path, sha256: str) -> None:
-    """Compares a file with the digest that the hub declared for it.
-
-    The hub's cache keeps every file under the name that its server gave it: the SHA-256 of a large file, the git
-    hash of a small one. So the check needs no network. Files that lie elsewhere are not judged.
-
-    Args:
-        path: a file, or a link to one.
-        sha256: its SHA-256 as it is now.
-
-    Raises:
-        SourceError: naming the damaged file and how to get a sound one.
-    """
-    blob = path.resolve()
-    if blob.parent.name != "blobs":
-        return
-    if re.fullmatch("[0-9a-f]{64}", blob.name):
-        actual = sha256
-    elif re.fullmatch("[0-9a-f]{40}", blob.name):
-        content = blob.read_bytes()
-        actual = hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
-    else:
-        return
-    if actual != blob.name:
-        raise SourceError(
-            f"{path.name} is damaged: its digest is {actual[:12]}..., the hub declares {blob.name[:12]}...\n"
-            f"Remove the copy in the cache and run the same command again:\n  rm '{blob}'"
-        )
-
-
 # Hub
 
 
@@ -130,25 +99,30 @@ def _from_hub(
         except LocalEntryNotFoundError:
             raise SourceError(_explain(kind, name, revision, error)) from error
         say(f"{_reason(error)}; using the copy in the cache: {folder}")
+        _check_digests(folder, allow, ignore)
         return folder, folder.name
 
     files = list(
         filter_repo_objects(offered, allow_patterns=allow, ignore_patterns=ignore, key=lambda file: file.rfilename)
     )
+    if not files:
+        raise SourceError(f"{constants.ENDPOINT}/{name} holds no file like {', '.join(allow)}; {_check_name(kind)}.")
     try:
         missing = [file for file in files if not _is_cached(kind, name, commit, file.rfilename)]
         _announce(name, files, missing)
         for file in missing:
-            if file.lfs is not None and (file.size or 0) >= RESUMED_BYTES:
+            if file.lfs is not None:
                 _download_resumable(kind, name, commit, file)
-        return Path(snapshot(revision=commit)), commit
+        folder = Path(snapshot(revision=revision))
     except (httpx.HTTPError, LocalEntryNotFoundError) as error:
         raise SourceError(_explain(kind, name, revision, error, during_download=True)) from error
     except OSError as error:
         raise SourceError(
-            f"The {kind} {name} could not be written to {constants.HF_HUB_CACHE}: {error}\n"
-            "Free some space or point HF_HOME to another disk, then run the same command again; it goes on from here."
+            f"The {kind} {name} could not be brought into {constants.HF_HUB_CACHE}: {error}\n"
+            "Run the same command again; it goes on from here. For another disk, set HF_HOME."
         ) from error
+    _check_digests(folder, allow, ignore)
+    return folder, folder.name
 
 
 def _is_cached(kind: Kind, name: str, commit: str, file: str) -> bool:
@@ -174,7 +148,8 @@ def _download_resumable(kind: Kind, name: str, commit: str, file: Any) -> None:
 
     huggingface_hub's own download starts a file again from its first byte when the process was killed. The bytes
     come through its client all the same; only the unfinished file has a name that the next process finds. The file
-    enters the cache after its digest was checked, so a damaged download never gets in.
+    enters the cache after its digest was checked, so a damaged download never gets in. And it is plain HTTP, which
+    mirrors and proxies understand; the hub's Xet storage is on other hosts, which they may not reach.
     """
     folder = repo_folder_name(repo_id=name, repo_type=kind)
     blob = Path(constants.HF_HUB_CACHE, folder, "blobs", file.lfs.sha256)
@@ -185,6 +160,8 @@ def _download_resumable(kind: Kind, name: str, commit: str, file: Any) -> None:
         if blob.exists():
             return
         unfinished = blob.with_name(f"{blob.name}.incomplete")
+        if unfinished.exists() and unfinished.stat().st_size > file.size:
+            unfinished.unlink()  # two downloads at once, on a file system without locks
         with unfinished.open("ab") as stream:
             if stream.tell():
                 say(f"{file.rfilename}: going on after {_size(stream.tell())}")
@@ -196,8 +173,7 @@ def _download_resumable(kind: Kind, name: str, commit: str, file: Any) -> None:
                 expected_size=file.size,
                 displayed_filename=file.rfilename,
             )
-        with unfinished.open("rb") as stream:
-            actual = hashlib.file_digest(stream, "sha256").hexdigest()
+        actual = sha256_of(unfinished)
         if actual != blob.name:
             unfinished.unlink()
             raise SourceError(
@@ -206,6 +182,38 @@ def _download_resumable(kind: Kind, name: str, commit: str, file: Any) -> None:
                 "again, a proxy or the mirror changes the file: use another endpoint (HF_ENDPOINT)."
             )
         unfinished.replace(blob)
+
+
+def _check_digests(folder: Path, allow: list[str], ignore: list[str]) -> None:
+    """Compares the wanted files of a snapshot with the digests that the hub declared for them.
+
+    The hub's cache keeps every file under the name that its server gave it: the SHA-256 of a large file, the git hash
+    of a small one. So this needs no network, and finds what went wrong in the cache long after the download, too.
+
+    Raises:
+        SourceError: naming the damaged file and how to get a sound one.
+    """
+    names = (path.relative_to(folder).as_posix() for path in sorted(folder.rglob("*")) if path.is_file())
+    for name in filter_repo_objects(names, allow_patterns=allow, ignore_patterns=ignore):
+        blob = (folder / name).resolve()
+        if re.fullmatch("[0-9a-f]{64}", blob.name):
+            actual = sha256_of(blob)
+        elif re.fullmatch("[0-9a-f]{40}", blob.name):
+            content = blob.read_bytes()
+            actual = hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
+        else:  # a cache without links keeps no such names
+            continue
+        if actual != blob.name:
+            raise SourceError(
+                f"{name} is damaged: its digest is {actual[:12]}..., the hub declares {blob.name[:12]}...\n"
+                f"Remove the copy in the cache and run the same command again:\n  rm '{blob}'"
+            )
+
+
+def sha256_of(path: Path) -> str:
+    """The SHA-256 of a file's bytes, in hexadecimal digits."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def _reason(error: Exception) -> str:
@@ -246,23 +254,30 @@ def _explain(kind: Kind, name: str, revision: str | None, error: Exception, duri
     if isinstance(error, OfflineModeIsEnabled):
         ways.append("go online for the download: unset HF_HUB_OFFLINE")
     elif status in (401, 403, 404):
-        ways.append(f"check {kind_key(kind)}.name and {kind_key(kind)}.revision in config.yaml")
+        ways.append(_check_name(kind))
         if status != 404:
             ways.append(
                 "HF_TOKEN is set, but not accepted for this repository: ask for access on its page, or renew the token"
                 if get_token()
-                else f"gated or private: ask for access at {constants.ENDPOINT}/{name}, then set HF_TOKEN"
+                else f"gated or private: ask for access at {constants.ENDPOINT}/{'datasets/' * (kind == 'dataset')}{name}, then set HF_TOKEN"
             )
     else:
         ways.append("check the network, and HTTPS_PROXY if you are behind a proxy")
+    if constants.ENDPOINT == "https://huggingface.co":
+        ways.append("use a mirror: HF_ENDPOINT=https://hf-mirror.com before the same command")
+    else:
+        ways.append("use another endpoint: this one comes from HF_ENDPOINT (a mirror: https://hf-mirror.com)")
     ways += [
-        "use a mirror: HF_ENDPOINT=https://hf-mirror.com before the same command",
         f"use ModelScope: {kind_key(kind)}: {{source: modelscope, name: {MODELSCOPE_NAMES.get(name, name)}, "
         "revision: null}",
         f"use files that you have: {kind_key(kind)}: {{source: local, name: /path/to/folder}}",
         "use what is built in and needs no download: scale: demo",
     ]
     return "\n  - ".join([f"{head}\nWays on:", *ways])
+
+
+def _check_name(kind: Kind) -> str:
+    return f"check {kind_key(kind)}.name and {kind_key(kind)}.revision in config.yaml"
 
 
 def kind_key(kind: Kind) -> str:
@@ -279,19 +294,32 @@ def _size(size: int) -> str:
 
 def _from_modelscope(kind: Kind, name: str, revision: str | None, allow: list[str], ignore: list[str]) -> Path:
     try:
-        from modelscope import dataset_snapshot_download
-        from modelscope import snapshot_download as model_snapshot_download
+        from modelscope import snapshot_download as modelscope_snapshot
     except ImportError as error:
         raise SourceError(
             f"{kind_key(kind)}.source: modelscope needs the package modelscope, which is not installed:\n"
             f"  '{sys.executable}' -m pip install modelscope\n"
             f"or: uv pip install --python '{sys.executable}' modelscope"
         ) from error
-    download: Callable[..., str] = model_snapshot_download if kind == "model" else dataset_snapshot_download
-    say(f"Fetching the {kind} {name} from ModelScope (revision {revision or 'master'})")
+    snapshot = partial(
+        modelscope_snapshot,
+        repo_id=name,
+        repo_type=kind,
+        revision=revision,
+        allow_patterns=allow,
+        ignore_patterns=ignore or None,
+    )
+    say(f"Asking ModelScope for the {kind} {name} (it tries a few times, for some 20 s, where it has no answer)")
     try:
-        return Path(download(name, revision=revision, allow_patterns=allow, ignore_patterns=ignore))
+        return Path(snapshot())
     except Exception as error:  # its errors have no common base over its versions; each becomes one clear message
+        try:
+            folder = Path(snapshot(local_files_only=True))
+        except Exception:
+            folder = None
+        if folder and any(path.is_file() for path in folder.rglob("*")):
+            say(f"ModelScope failed ({error}); using the copy in the cache: {folder}")
+            return folder
         raise SourceError(
             f"Could not get the {kind} {name} (revision {revision or 'master'}) from ModelScope: "
             f"{type(error).__name__}: {error}\nWays on:\n"
