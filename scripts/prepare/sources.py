@@ -256,10 +256,11 @@ def _explain(kind: Kind, name: str, revision: str | None, error: Exception, duri
     elif status in (401, 403, 404):
         ways.append(_check_name(kind))
         if status != 404:
+            page = f"{constants.ENDPOINT}/{'datasets/' if kind == 'dataset' else ''}{name}"
             ways.append(
-                "HF_TOKEN is set, but not accepted for this repository: ask for access on its page, or renew the token"
+                f"HF_TOKEN is set, but not accepted for it: ask for access at {page}, or renew the token"
                 if get_token()
-                else f"gated or private: ask for access at {constants.ENDPOINT}/{'datasets/' * (kind == 'dataset')}{name}, then set HF_TOKEN"
+                else f"gated or private: ask for access at {page}, then set HF_TOKEN"
             )
     else:
         ways.append("check the network, and HTTPS_PROXY if you are behind a proxy")
