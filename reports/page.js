@@ -29,8 +29,9 @@ function curve(figure, run, index) {
   const y = run.columns[figure.column];
   const x = run.x[controls.elements.axis.value];
   if (!shown(index) || !y || !x.length) return [];
-  const width = Number(controls.elements.smoothing.value);
-  const base = { x, name: run.name, line: { color: colour(index), width: 2 }, hoverlabel: { namelength: 30 } };
+  const width = figure.smooth ? Number(controls.elements.smoothing.value) : 1;
+  // The first run's line is the widest, so that it still shows where others lie exactly on it.
+  const base = { x, name: run.name, line: { color: colour(index), width: index ? 1.8 : 3.2 }, hoverlabel: { namelength: 30 } };
   const format = figure.percent ? "%{y:.1%}" : "%{y:.4~g}";
   if (figure.points) { // measured every few steps: points joined by a line, as measured
     const kept = y.map((v, i) => i).filter((i) => y[i] !== null);
@@ -42,11 +43,11 @@ function curve(figure, run, index) {
   const strong = { ...base, y: smooth(y, width), customdata: y, mode, marker: { size: alone, color: colour(index) }, hovertemplate: format };
   if (width <= 1) return [strong];
   strong.hovertemplate += figure.percent ? " (%{customdata:.1%})" : " (%{customdata:.4~g})";
-  return [{ ...base, y, mode: "lines", opacity: 0.28, line: { color: colour(index), width: 1 }, hoverinfo: "skip" }, strong];
+  return [{ ...base, y, mode: "lines", opacity: 0.35, line: { color: colour(index), width: 1 }, hoverinfo: "skip" }, strong];
 }
 
 function layout(more) {
-  const axis = { color: css("--quiet"), gridcolor: css("--rule"), linecolor: css("--rule"), zeroline: false, automargin: true };
+  const axis = { color: css("--quiet"), gridcolor: css("--rule"), linecolor: css("--rule"), zeroline: false, automargin: true, exponentformat: "e" };
   return {
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", showlegend: false, margin: { l: 8, r: 8, t: 8, b: 8 },
     font: { family: getComputedStyle(document.body).fontFamily, size: 12, color: css("--ink") },
@@ -107,7 +108,7 @@ function drawEvaluation() {
   });
   Plotly.react("plot-evaluation", [bars("flexible"), bars("strict")], layout({
     height: 60 + 62 * rows.length, bargap: 0.25, hovermode: "closest", dragmode: false,
-    xaxis: { range: [0, 1], tickformat: ".0%" }, yaxis: { autorange: "reversed", showgrid: false, ticksuffix: " " },
+    xaxis: { range: [0, 1.02], dtick: 0.25, tickformat: ".0%" }, yaxis: { autorange: "reversed", showgrid: false, ticksuffix: " " },
   }), config);
 }
 

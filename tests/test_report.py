@@ -18,11 +18,11 @@ import pytest
 from scripts.report.compare import cost, paired, settings_rows, three_places
 from scripts.report.page import COMPLETIONS_BYTES, EXPECTED, build
 from scripts.report.read import read_run
-from scripts.report.words import ENGLISH, p_value
+from scripts.report.words import p_value, texts
 
 ROOT = Path(__file__).parents[1]
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-EVIL = "21 - 2 = 19 </script><script>window.stolen = 1</script><img src=x onerror='window.stolen = 1'> {{ 7 * 7 }} &lt;b&gt;"
+EVIL = "21 - 2 </script><script>window.stolen = 1</script><img src=x onerror='window.stolen = 1'> {{ 7 * 7 }} &lt;b&gt;"
 SETTINGS = {"smoothing": 9, "language": "en", "scale": "demo"}
 
 # What TRL has no number for stays empty.
@@ -40,7 +40,8 @@ def write_metrics(folder: Path, seed: int, steps: int, unknown: set[str] = froze
         for step in range(1, steps + 1):
             learned = 0.58 + 0.36 * (1 - math.exp(-4 * step / steps))
             accuracy = min(1.0, max(0.0, noise.gauss(learned, 0.05)))
-            phases = {"rollout": noise.gauss(0.31, 0.02), "reward": 0.004, "train": noise.gauss(0.17, 0.01), "push": 0.013}
+            rollout, train = noise.gauss(0.31, 0.02), noise.gauss(0.17, 0.01)
+            phases = {"rollout": rollout, "reward": 0.004, "train": train, "push": 0.013}
             clock += sum(phases.values()) + 0.02
             row = {
                 "step": step,
@@ -89,9 +90,9 @@ def write_manifest(folder: Path, trainer: str, steps: int, **used: Any) -> None:
         "seed": 17,
         "reward_weights": {"correct": 1.0, "format": 0.1},
     }
-    derived = {"sequences_per_step": 128, "importance_correction": "none", "advantage_epsilon": 1e-4, "dtype": "float32"}
+    derived = {"sequences_per_step": 128, "importance_correction": "none", "advantage_epsilon": 1e-4}
     sampler = {"sampler": "vllm" if trainer == "scratch" else "transformers"}
-    names = {"group_size": "num_generations", "max_completion_tokens": "max_completion_length", "learning_rate": "learning_rate"}
+    names = {"group_size": "num_generations", "max_completion_tokens": "max_completion_length"}
     manifest = {
         "run": folder.name,
         "trainer": trainer,
@@ -130,7 +131,7 @@ def write_answers(folder: Path, grades: list[bool], completion: str = "13 + 8 = 
         }
         for i, right in enumerate(grades)
     ]
-    (folder / "samples.jsonl").write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+    (folder / "samples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     correct = sum(grades)
     share = correct / len(grades)
     half = 1.96 * math.sqrt(share * (1 - share) / len(grades))
@@ -159,15 +160,350 @@ def grades(*parts: tuple[int, bool]) -> list[bool]:
     return [right for count, right in parts for _ in range(count)]
 
 
-@pytest.fixture
-def results(tmp_path: Path) -> Path:
+def write_results(folder: Path) -> Path:
     """Baseline 78 of 200, scratch 190, trl 187: 7 only scratch, 4 only trl."""
-    folder = tmp_path / "results"
     write_answers(folder / "baseline", grades((78, True), (122, False)))
     write_run(folder / "scratch", "scratch", grades((190, True), (10, False)), seed=1)
     write_run(folder / "trl", "trl", grades((183, True), (7, False), (4, True), (6, False)), seed=2)
     return folder
 
 
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    return write_results(tmp_path / "results")
+
+
 def page(results: Path, *names: str, **settings: Any) -> str:
-    return build(names or ("scratch", "trl"), results, {**SETTINGS, **settings}, "results/trl/report.html")
+    """The page with ordinary spaces, as a reader would quote it."""
+    html = build(names or ("scratch", "trl"), results, {**SETTINGS, **settings}, "results/trl/report.html")
+    return html.replace("\u00a0", " ")
+
+
+# Numbers
+
+
+def test_mcnemar_by_hand():
+    # 7 against 4 of 11 discordant: two tails of a fair coin, 2 * (C(11,0)+...+C(11,4)) / 2^11 = 2 * 562 / 2048
+    first = dict(enumerate(grades((183, True), (7, True), (4, False), (6, False))))
+    second = dict(enumerate(grades((183, True), (7, False), (4, True), (6, False))))
+    table = paired(first, second)
+    assert (table.both, table.only_first, table.only_second, table.neither) == (183, 7, 4, 6)
+    assert table.p == pytest.approx(2 * 562 / 2048)
+    assert table.difference == pytest.approx(-3 / 200)
+    # Agresti and Min: ((4.5 - 7.5) +- 1.96 sqrt(12 - 9/202)) / 202
+    spread = 1.959964 * math.sqrt(12 - 9 / 202)
+    assert (table.low, table.high) == pytest.approx(((-3 - spread) / 202, (-3 + spread) / 202), rel=1e-5)
+
+
+def test_runs_that_agree_everywhere_have_p_one_and_runs_without_common_questions_no_table():
+    assert paired({"a": True, "b": False}, {"a": True, "b": False}).p == 1.0
+    assert paired({"a": True}, {"b": True}) is None
+
+
+@pytest.mark.parametrize(("p", "said"), [(0.6123, "= 0.61"), (0.0042, "= 0.004"), (1e-9, "< 0.001"), (1.0, "= 1.00")])
+def test_p_values_in_words(p: float, said: str):
+    assert p_value(p) == said
+
+
+def test_settings_tell_asked_differences_from_unasked_ones(results: Path):
+    write_manifest(results / "trl", "trl", 80, loss_type="grpo", learning_rate=5.0000001e-5)
+    runs = [read_run(results / name, EXPECTED) for name in ("scratch", "trl")]
+    verdicts = {row.setting: row.verdict for row in settings_rows(runs)}
+    assert verdicts["loss_type"] == "differs"
+    assert verdicts["sampler"] == "differs"
+    assert verdicts["learning_rate"] == "same"
+    runs[1].asked["loss_type"] = "grpo"
+    assert {row.setting: row.verdict for row in settings_rows(runs)}["loss_type"] == "asked"
+
+
+def test_three_places(results: Path):
+    runs = [read_run(results / name, EXPECTED) for name in ("scratch", "trl")]
+    assert [check.verdict for check in three_places(runs)] == ["same", "same", "same"]
+    runs[1].columns["prompts"][4] = "0" * 12
+    runs[1].used["scale_rewards"] = "none"
+    del runs[1].used["importance_correction"]
+    batch, loss, correction = three_places(runs)
+    counts = {"step": 5, "count": 1, "steps": 80}
+    assert batch.details == [("prompts_differ", {"first": "scratch", "second": "trl", **counts})]
+    assert [check.verdict for check in (batch, loss, correction)] == ["differs", "differs", "unknown"]
+
+
+def test_time_of_a_step_is_accounted_for(results: Path):
+    spent = cost(read_run(results / "scratch", EXPECTED))
+    assert sum(spent.phases.values()) + spent.other == pytest.approx(spent.step)
+    assert spent.other == pytest.approx(0.02, abs=1e-6)
+    assert spent.tokens_per_second == pytest.approx(spent.tokens / (80 * spent.step))
+
+
+def test_a_resumed_run_keeps_the_later_row_and_drops_a_torn_one(results: Path):
+    file = results / "scratch" / "metrics.csv"
+    lines = file.read_text().splitlines()
+    again = lines[80].split(",")
+    again[1] = "999.5"
+    file.write_text("\n".join([*lines, ",".join(again), "81,12.3,0.9"]))
+    run = read_run(results / "scratch", EXPECTED)
+    assert run.steps == 80
+    assert len(run.columns["reward"]) == 80
+    assert ("fault_lines", {"file": "metrics.csv", "count": 1}) in run.faults
+
+
+# Words
+
+
+def test_headline_says_what_happened(results: Path):
+    html = page(results)
+    gains = "GRPO raised accuracy from 39.0 % to 95.0 % (scratch) and 93.5 % (trl) on 200 held-out problems."
+    agreement = (
+        "The runs agree (McNemar p = 0.55; trl minus scratch: \u22121.5 points, 95 % interval \u22124.8 to +1.9)."
+    )
+    assert f"<h1>{gains}</h1>" in html
+    assert agreement in html
+    assert "deliberately cut after the first step" in html
+    assert "deliberately cut" not in page(results, scale="full")
+
+
+def test_headline_does_not_hide_a_disagreement_or_a_loss(results: Path):
+    write_answers(results / "trl", grades((50, True), (150, False)))
+    html = page(results)
+    assert "raised accuracy from 39.0 % to 95.0 % (scratch) and lowered accuracy from 39.0 % to 25.0 % (trl)" in html
+    assert "The runs do not agree: scratch is better (McNemar p &lt; 0.001;" in html
+
+
+def test_a_gain_within_noise_is_not_called_a_gain(results: Path):
+    write_answers(results / "trl", grades((80, True), (120, False)))
+    assert "left accuracy where it was (39.0 %, now 40.0 % (trl))" in page(results)
+
+
+def test_a_slow_run_is_named(results: Path):
+    file = results / "trl" / "metrics.csv"
+    rows = list(csv.DictReader(file.open()))
+    with file.open("w", newline="") as out:
+        writer = csv.DictWriter(out, rows[0])
+        writer.writeheader()
+        writer.writerows(row | {"seconds_step": "1.56"} for row in rows)
+    assert "A trl step took 3.0x as long as a scratch step (median 1.56 s against 0.52 s)." in page(results)
+
+
+# What is missing
+
+
+def test_an_interrupted_run_is_called_unfinished(results: Path):
+    for name in ("manifest.json", "eval.json", "samples.jsonl"):
+        (results / "trl" / name).unlink()
+    file = results / "trl" / "metrics.csv"
+    file.write_text("".join(file.read_text().splitlines(keepends=True)[:38]))
+    html = page(results)
+    assert "trl: has not finished: 37 steps are recorded" in html
+    assert "to 95.0 % (scratch) on 200" in html
+    assert "eval.json is missing" in html
+
+
+@pytest.mark.parametrize("content", ["", "step,reward\n", "step,reward\n1,\n", "\x00\xff garbage", "reward\n0.5\n"])
+def test_metrics_without_numbers_make_a_page(results: Path, content: str):
+    (results / "trl" / "metrics.csv").write_text(content)
+    html = page(results)
+    assert "trl: " in html
+    assert "<h1>GRPO raised" in html
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"flexible": null, "settings": 3, "used": [], "versions": 1}'])
+@pytest.mark.parametrize("name", ["manifest.json", "eval.json", "samples.jsonl"])
+def test_broken_files_make_a_page(results: Path, name: str, content: str):
+    (results / "trl" / name).write_text(content)
+    assert "<h1>GRPO raised" in page(results)
+
+
+def test_nothing_there_at_all(tmp_path: Path):
+    html = page(tmp_path / "results")
+    assert "No run has been evaluated yet" in html
+    assert "results/trl does not exist" in html
+
+
+def test_a_missing_column_is_named_and_the_figure_says_who_lacks_it(results: Path):
+    write_metrics(results / "trl", 2, 80)
+    file = results / "trl" / "metrics.csv"
+    rows = list(csv.DictReader(file.open()))
+    with file.open("w", newline="") as out:
+        writer = csv.DictWriter(out, [name for name in rows[0] if name != "entropy"], extrasaction="ignore")
+        writer.writeheader()
+        writer.writerows(rows)
+    html = page(results)
+    assert "metrics.csv lacks the columns entropy" in html
+    assert "trl does not record this" in html
+
+
+def test_one_run_and_five(results: Path):
+    assert "Only one run is on this page" in page(results, "scratch")
+    for index in range(3):
+        answers = grades((186 + index, True), (14 - index, False))
+        write_run(results / f"scratch-{index}", "scratch", answers, seed=5 + index)
+    html = page(results, "scratch", "trl", "scratch-0", "scratch-1", "scratch-2")
+    assert "The 5 runs agree with each other (smallest McNemar p of 10 pairs" in html
+
+
+def test_an_unknown_language_is_refused(results: Path):
+    with pytest.raises(ValueError, match=r"report\.language: 'xx' is not written yet; use one of: en"):
+        page(results, language="xx")
+
+
+# Size, time, bytes
+
+
+def test_command_line_same_bytes_and_ten_seconds(results: Path):
+    command = [sys.executable, "-m", "scripts.report", "--settings", json.dumps(SETTINGS), "--runs", "scratch", "trl"]
+    outputs = [results / "trl" / name for name in ("a.html", "b.html")]
+    began = time.perf_counter()
+    for output in outputs:
+        subprocess.run([*command, "--results", results, "--out", output], cwd=ROOT, check=True, capture_output=True)
+        output.write_text(output.read_text(encoding="utf-8").replace(output.as_posix(), ""), encoding="utf-8")
+    assert time.perf_counter() - began < 20
+    assert outputs[0].read_bytes() == outputs[1].read_bytes()
+
+
+def test_gsm8k_with_three_sets_of_long_completions_stays_under_8_mb(results: Path):
+    noise = random.Random(0)
+    words = ["".join(noise.choices("abcdefghijklmnopqrstuvwxyz", k=noise.randint(2, 9))) for _ in range(3000)]
+    for name in ("baseline", "scratch", "trl"):
+        write_answers(results / name, [noise.random() < 0.5 for _ in range(1319)])
+        rows = [json.loads(line) for line in (results / name / "samples.jsonl").read_text().splitlines()]
+        text = "".join(json.dumps(row | {"completion": " ".join(noise.choices(words, k=320))}) + "\n" for row in rows)
+        (results / name / "samples.jsonl").write_text(text)
+    html = page(results)
+    assert len(html.encode()) < 8_000_000
+    assert "of 1,319 test problems, evenly spaced" in html  # random letters do not compress, so here it has to choose
+    assert COMPLETIONS_BYTES < 3_000_000
+
+
+def test_the_language_file_holds_no_sentence_that_the_page_never_says():
+    files = [*(ROOT / "scripts" / "report").glob("*.py"), *(ROOT / "reports").glob("*.j*")]
+    sources = "".join(file.read_text(encoding="utf-8") for file in files)
+    composed = ("axis_", "section_", "place_", "verdict_", "filter_", "figures")
+    for key in texts("en"):
+        assert key.startswith(composed) or f'"{key}"' in sources or f"t.{key}" in sources, key
+
+
+# In a real browser
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    if not CHROMIUM:
+        pytest.skip("no Chromium is installed")
+    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    with sync_api.sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture(scope="module")
+def tab(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """One tab with the page, whose completions of trl are malicious; `complaints` collects errors and requests."""
+    results = write_results(tmp_path_factory.mktemp("opened") / "results")
+    write_answers(results / "trl", grades((183, True), (7, False), (4, True), (6, False)), completion=EVIL)
+    file = results / "report.html"
+    file.write_text(page(results), encoding="utf-8")
+    tab = browser.new_page(viewport={"width": 1200, "height": 900})
+    tab.complaints = []
+    tab.on("console", lambda message: tab.complaints.append(message.text))
+    tab.on("pageerror", lambda error: tab.complaints.append(str(error)))
+    tab.on("request", lambda request: tab.complaints.append(request.url) if request.url != file.as_uri() else None)
+    tab.goto(file.as_uri())
+    tab.wait_for_selector("#samples article")
+    yield tab
+    tab.close()
+
+
+@pytest.fixture
+def opened(tab: Any) -> Iterator[Any]:
+    """The tab, as every test leaves it: all runs, axis step, smoothing 9, all problems; and without a complaint."""
+    yield tab
+    assert [complaint for complaint in tab.complaints if not complaint.startswith("data:")] == []
+
+
+def lines(tab: Any, column: str) -> list[dict[str, Any]]:
+    """What a figure draws: the strong lines as name, x and y."""
+    script = """id => document.getElementById(id).data.filter(d => d.hoverinfo !== 'skip')
+        .map(d => ({name: d.name, x: d.x, y: d.y}))"""
+    return tab.evaluate(script, f"plot-{column}")
+
+
+def test_a_completion_cannot_run_anything(opened: Any):
+    assert opened.evaluate("window.stolen") is None
+    assert opened.locator("#samples img, #samples script").count() == 0
+    assert opened.locator("#samples pre").nth(2).inner_text() == EVIL
+
+
+def test_curves_keep_gaps_and_axis_changes(opened: Any):
+    scratch, _ = lines(opened, "kl")
+    assert scratch["y"][6] is None
+    assert scratch["x"][:3] == [1, 2, 3]
+    opened.locator("#controls").get_by_label("Completions").check()
+    assert lines(opened, "reward")[0]["x"][:3] == [128, 256, 384]
+    opened.locator("#controls").get_by_label("Wall-clock").check()
+    assert 0.4 < lines(opened, "reward")[0]["x"][0] < 0.7
+    opened.locator("#controls").get_by_label("Step", exact=True).check()
+
+
+def test_smoothing_changes_all_curves_and_1_is_the_raw_line(opened: Any):
+    raw = opened.evaluate("page.runs[0].columns.reward")
+    slider = opened.get_by_label("Smoothing")
+    assert slider.input_value() == "9"
+    smooth = lines(opened, "reward")[0]["y"]
+    assert smooth[40] == pytest.approx(sum(raw[36:45]) / 9, rel=1e-4)
+    slider.fill("1")
+    assert lines(opened, "reward")[0]["y"] == pytest.approx(raw, rel=1e-4)
+    assert opened.locator("#controls output").inner_text() == "off"
+    slider.fill("9")
+
+
+def test_legend_hides_a_run_everywhere(opened: Any):
+    opened.locator("#legend").get_by_label("trl").uncheck()
+    for column in ("reward", "entropy", "loss"):
+        assert [line["name"] for line in lines(opened, column)] == ["scratch"]
+    assert opened.evaluate("document.getElementById('plot-evaluation').data[0].y") == ["baseline", "scratch"]
+    assert opened.evaluate("document.getElementById('plot-cost').data[0].y") == ["scratch"]
+    assert opened.locator("#samples article").first.locator(".answer").count() == 2
+    assert opened.get_by_role("columnheader", name="trl", exact=True).count() == 0
+    assert opened.get_by_role("rowheader", name="baseline and trl").count() == 0
+    opened.locator("#legend").get_by_label("trl").check()
+    assert len(lines(opened, "reward")) == 2
+
+
+def test_one_colour_a_run(opened: Any):
+    script = """run => new Set(page.figures.flatMap(f => document.getElementById('plot-' + f.column).data)
+        .filter(d => d.name === run).map(d => d.line.color)).size"""
+    assert opened.evaluate(script, "scratch") == 1
+    assert opened.evaluate("document.getElementById('plot-evaluation').data[0].marker.color[1] === colour(0)")
+
+
+def test_pointing_at_a_step_shows_it_in_the_other_figures(opened: Any):
+    opened.locator("#plot-reward").scroll_into_view_if_needed()
+    opened.locator("#plot-reward .nsewdrag").first.hover()
+    opened.wait_for_selector("#plot-accuracy .hoverlayer .legend", state="attached")
+
+
+@pytest.mark.parametrize(
+    ("name", "count"), [("all", 200), ("fixed", 116), ("broken", 0), ("disagree", 11), ("truncated", 8), ("wrong", 6)]
+)
+def test_filters_of_the_completions(opened: Any, name: str, count: int):
+    opened.locator("#browse select").select_option(name)
+    said = opened.locator("#browse output").inner_text()
+    assert said == (f"1 to 5 of {count}" if count else "No problem fits.")
+    opened.locator("#browse select").select_option("all")
+
+
+def test_paging_and_search(opened: Any):
+    opened.get_by_role("button", name="Next").click()
+    assert opened.locator("#browse output").inner_text() == "6 to 10 of 200"
+    assert opened.locator("#samples h3").first.inner_text() == "test-00005"
+    opened.get_by_label("Question holds").fill("buys 17 boxes")
+    assert opened.locator("#browse output").inner_text() == "1 to 1 of 1"
+    opened.get_by_label("Question holds").fill("")
+
+
+@pytest.mark.parametrize("width", [380, 1600])
+def test_nothing_sticks_out(opened: Any, width: int):
+    opened.set_viewport_size({"width": width, "height": 900})
+    opened.wait_for_timeout(300)
+    assert opened.evaluate("document.documentElement.scrollWidth") <= width

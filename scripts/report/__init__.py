@@ -1,1 +1,1 @@
-"""The page that lays the runs over each other: read the results, compare them, say what came out, write one HTML file."""
+"""The page that lays the runs over each other: read the results, compare them, say what came out, write one file."""

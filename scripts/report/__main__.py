@@ -14,7 +14,7 @@ from scripts.report.page import build
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m scripts.report", description="Write the page of the runs.")
-    parser.add_argument("--settings", type=_settings, default={}, help='JSON: the report section of config.yaml plus "scale"')
+    parser.add_argument("--settings", type=_settings, default={}, help='JSON: report of config.yaml, plus "scale"')
     parser.add_argument("--run", help="the run whose page this is; it is put last unless --runs names it")
     parser.add_argument("--runs", nargs="+", help="the runs to lay over each other; default: the settings' runs")
     parser.add_argument("--results", type=Path, default=Path("results"), help="folder with one folder a run")

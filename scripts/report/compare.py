@@ -104,7 +104,7 @@ def _overlap(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 
 def step_seconds(run: Run) -> float | None:
-    """Median seconds of an optimizer step: the first steps carry start-up work that a mean would smear over the rest."""
+    """Median seconds of an optimizer step: a mean would smear the start-up work of the first steps over the rest."""
     seconds = run.known("seconds_step")
     return median(seconds) if seconds else None
 
@@ -125,8 +125,8 @@ class Row(NamedTuple):
 def settings_rows(runs: Sequence[Run]) -> list[Row]:
     """All settings the runs know, in the order of config.yaml, differences that nobody asked for first.
 
-    Verdicts: `same`; `asked`, the runs used different values because they were told to; `differs`, without being told to;
-    `alone`, fewer than two runs say what they used.
+    Verdicts: `same`; `asked`, the runs used different values because they were told to; `differs`, without being
+    told to; `alone`, fewer than two runs say what they used.
     """
     names: dict[str, None] = {}
     for source in [run.asked for run in runs] + [run.used for run in runs]:
@@ -233,8 +233,8 @@ def same_prompts(first: Run, second: Run) -> tuple[str, tuple[str, dict[str, Any
 
 
 def _prompts(run: Run) -> dict[float, str]:
-    digests = run.columns.get("prompts") or []
-    return {step: digest for step, digest in zip(run.columns.get("step", []), digests, strict=True) if digest}
+    digests = run.columns.get("prompts")
+    return {step: text for step, text in zip(run.columns["step"], digests, strict=True) if text} if digests else {}
 
 
 # Time and memory

@@ -1,4 +1,4 @@
-"""One self-contained HTML file out of what the runs left: tables from the template, curves and completions as embedded data."""
+"""One self-contained HTML file: tables by the template, curves and completions as data that page.js draws."""
 
 import base64
 import gzip
@@ -18,11 +18,18 @@ from scripts.report.read import BASELINE, Run, read_baseline, read_run
 SOURCES = Path(__file__).parents[2] / "reports"
 OPTIONAL = {"validation_accuracy", "correction_mean"}  # a run may be set up without them; their absence is no fault
 PERCENT = {"accuracy", "validation_accuracy", "truncated_share", "clip_fraction", "degenerate_groups"}
+MEASURED_RARELY = {"validation_accuracy"}  # drawn as points
+SET = {"learning_rate"}  # chosen, not measured: a mean over steps would misstate it
 EXPECTED = [
     *(name for names in words.CURVES.values() for name in names if name not in OPTIONAL),
     *("step", "seconds", "tokens", "prompts", "memory_gib", "seconds_step"),
     *compare.PHASES,
 ]
+# Beginnings of the keys of the sentences that page.js says.
+SCRIPT_TEXTS = (
+    *("axis_title_", "smoothing_", "flexible", "strict", "seconds_", "other", "filter_", "answer_", "browser_old"),
+    *("no_completion", "right", "wrong", "not_strict", "truncated", "tokens_unit", "cut", "comma", "range", "gold"),
+)
 # plotly.js takes 4.9 MB of a page that should stay under 8 MB; curves and tables need far less than the rest.
 COMPLETIONS_BYTES = 2_300_000
 LONGEST_COMPLETION = 6_000  # characters; what is beyond is counted, not shown
@@ -30,7 +37,8 @@ LONGEST_COMPLETION = 6_000  # characters; what is beyond is counted, not shown
 
 def build(names: Sequence[str], results: Path, settings: dict[str, Any], target: str) -> str:
     """The page over `results/<name>/` for every name, as HTML. `settings` is the `report` section plus `scale`."""
-    t = words.texts(settings.get("language") or "en")
+    language = settings.get("language") or "en"
+    t = words.texts(language)
     baseline = read_baseline(results / BASELINE)
     runs = [read_run(results / name, EXPECTED) for name in dict.fromkeys(names)]
     everyone = [baseline, *runs]
@@ -43,18 +51,23 @@ def build(names: Sequence[str], results: Path, settings: dict[str, Any], target:
         "smoothing": max(1, int(settings.get("smoothing") or 1)),
         "evaluation": [_bars(run) for run in everyone],
         "cost": [_cost_bars(run) for run in runs],
-        "texts": t,
+        "texts": {key: text for key, text in t.items() if key.startswith(SCRIPT_TEXTS)},
     }
     script = (SOURCES / "page.js").read_text(encoding="utf-8")
     plotly_js = plotly.offline.get_plotlyjs()
     environment = Environment(
-        loader=FileSystemLoader(SOURCES), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=FileSystemLoader(SOURCES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
     return environment.get_template("template.html.j2").render(
         t=t,
+        language=language,
         words=words,
         runs=runs,
-        everyone=everyone,
+        evaluation=[_evaluation_row(run, t) for run in everyone],
         headline=words.headline(baseline, runs, pairs, t),
         notes=words.notes(baseline, runs, t),
         demo=settings.get("scale") == "demo",
@@ -62,7 +75,7 @@ def build(names: Sequence[str], results: Path, settings: dict[str, Any], target:
         pairs=_pair_rows(everyone, t),
         sections=sections,
         unrecorded=unrecorded,
-        axes=[axis for axis in ("step", "completions", "seconds") if axis != "completions" or _counts_completions(runs)],
+        axes=["step", *(["completions"] if _counts_completions(runs) else []), "seconds"],
         checks=_check_rows(runs, t),
         settings=_settings_rows(runs, t),
         settings_sum=_settings_sum(runs, t),
@@ -95,7 +108,7 @@ def _csp_hash(script: str) -> str:
 # Evaluation
 
 
-def _cards(baseline: Run, runs: Sequence[Run], t: dict[str, str]) -> list[dict[str, str]]:
+def _cards(baseline: Run, runs: Sequence[Run], t: words.Texts) -> list[dict[str, str]]:
     before = baseline.score("flexible")
     cards = []
     for run in [baseline, *runs]:
@@ -112,11 +125,34 @@ def _cards(baseline: Run, runs: Sequence[Run], t: dict[str, str]) -> list[dict[s
     return cards
 
 
+def _evaluation_row(run: Run, t: words.Texts) -> dict[str, Any]:
+    truncated = run.evaluation.get("truncated")
+    share = truncated.get("share") if isinstance(truncated, dict) else None
+    length = run.evaluation.get("completion_length_mean")
+    return {
+        "name": run.name,
+        "scores": [_score(run, kind, t) for kind in ("flexible", "strict")],
+        "truncated": words.percent(share) if isinstance(share, int | float) else "\u2013",
+        "length": t["tokens_unit"].format(count=words.number(length)) if isinstance(length, int | float) else "\u2013",
+    }
+
+
+def _score(run: Run, kind: str, t: words.Texts) -> dict[str, str]:
+    score = run.score(kind)
+    if not score:
+        return {"value": "", "interval": "", "count": ""}
+    bounds = {name: words.percent(score[name]) for name in ("low", "high") if name in score}
+    interval = t["interval"].format(**bounds) if len(bounds) == 2 else ""
+    rows = run.evaluation.get("rows")
+    count = t["right_of"].format(correct=score["correct"], rows=rows) if rows and "correct" in score else ""
+    return {"value": words.percent(score["accuracy"]), "interval": interval, "count": count}
+
+
 def _bars(run: Run) -> dict[str, Any]:
     return {"name": run.name, "flexible": run.score("flexible"), "strict": run.score("strict")}
 
 
-def _pair_rows(everyone: Sequence[Run], t: dict[str, str]) -> list[dict[str, Any]]:
+def _pair_rows(everyone: Sequence[Run], t: words.Texts) -> list[dict[str, Any]]:
     """Every pair, the baseline included, with the runs' own pairs first: those answer the page's question."""
     rows = []
     for first, second, table in compare.paired_all(everyone):
@@ -131,7 +167,7 @@ def _pair_rows(everyone: Sequence[Run], t: dict[str, str]) -> list[dict[str, Any
 # Curves
 
 
-def _sections(runs: Sequence[Run], t: dict[str, str]) -> tuple[list[dict[str, Any]], list[str]]:
+def _sections(runs: Sequence[Run], t: words.Texts) -> tuple[list[dict[str, Any]], list[str]]:
     """The figures by section, and the titles of those that no run has numbers for."""
     sections = []
     unrecorded = []
@@ -141,13 +177,13 @@ def _sections(runs: Sequence[Run], t: dict[str, str]) -> tuple[list[dict[str, An
             if any(run.known(column) for run in runs):
                 figures.append(_figure(column, runs, t))
             elif any(run.steps for run in runs):
-                unrecorded.append(t[f"{column}.title"])
+                unrecorded.append(t["figures"][column]["title"])
         if figures:
-            sections.append({"title": t[name], "figures": figures})
+            sections.append({"title": t[f"section_{name}"], "figures": figures})
     return sections, unrecorded
 
 
-def _figure(column: str, runs: Sequence[Run], t: dict[str, str]) -> dict[str, Any]:
+def _figure(column: str, runs: Sequence[Run], t: words.Texts) -> dict[str, Any]:
     show = words.percent if column in PERCENT else words.number
     ends = []
     silent = []
@@ -159,22 +195,19 @@ def _figure(column: str, runs: Sequence[Run], t: dict[str, str]) -> dict[str, An
             ends.append({"index": index, "name": run.name, "first": show(first), "last": show(last)})
         elif run.steps:
             silent.append(run.name)
-    title, caption = t[f"{column}.title"], t[f"{column}.text"]
-    values = t["semicolon"].join(t["alternative_run"].format(run=end["name"], **_pick(end, "first", "last")) for end in ends)
+    title, caption = t["figures"][column]["title"], t["figures"][column]["text"]
+    values = t["semicolon"].join(t["alternative_run"].format(**end) for end in ends)
     return {
         "column": column,
         "title": title,
         "caption": caption,
         "percent": column in PERCENT,
-        "points": column == "validation_accuracy",
+        "points": column in MEASURED_RARELY,
+        "smooth": column not in SET,
         "ends": ends,
         "silent": t["not_recorded"].format(runs=words.listing(silent, t)) if silent else "",
         "alternative": t["alternative"].format(title=title, values=values, caption=caption),
     }
-
-
-def _pick(mapping: dict[str, Any], *names: str) -> dict[str, Any]:
-    return {name: mapping[name] for name in names}
 
 
 def _curves(run: Run, sections: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -210,17 +243,17 @@ def _rounded(values: Sequence[float | None]) -> list[float | None]:
 # Settings and checks
 
 
-def _check_rows(runs: Sequence[Run], t: dict[str, str]) -> list[dict[str, Any]]:
+def _check_rows(runs: Sequence[Run], t: words.Texts) -> list[dict[str, Any]]:
     rows = []
     for check in compare.three_places(runs):
         cells = [[(name, words.setting(value, t)) for name, value in values.items()] for values in check.values]
+        said = {"place": t[f"place_{check.place}"], "says": t[f"verdict_{check.verdict}"]}
         details = [t[key].format(**values) for key, values in check.details]
-        says = t[f"verdict_{check.verdict}"]
-        rows.append({"place": t[f"place_{check.place}"], "cells": cells, "verdict": check.verdict, "says": says, "details": details})
+        rows.append({**said, "cells": cells, "verdict": check.verdict, "details": details})
     return rows
 
 
-def _settings_rows(runs: Sequence[Run], t: dict[str, str]) -> list[dict[str, Any]]:
+def _settings_rows(runs: Sequence[Run], t: words.Texts) -> list[dict[str, Any]]:
     rows = []
     for row in compare.settings_rows(runs):
         cells = []
@@ -233,7 +266,7 @@ def _settings_rows(runs: Sequence[Run], t: dict[str, str]) -> list[dict[str, Any
     return rows
 
 
-def _settings_sum(runs: Sequence[Run], t: dict[str, str]) -> str:
+def _settings_sum(runs: Sequence[Run], t: words.Texts) -> str:
     verdicts = [row.verdict for row in compare.settings_rows(runs)]
     if len(runs) < 2:
         return t["settings_sum_one"].format(count=len(verdicts))
@@ -252,9 +285,9 @@ def _cost_bars(run: Run) -> dict[str, Any]:
 
 
 def _completions(everyone: Sequence[Run]) -> tuple[str, int, int]:
-    """The completions of all runs by question, packed (gzip, base64) to stay within COMPLETIONS_BYTES; how many, of how many.
+    """The completions of all runs by question, as gzip in base64 of at most COMPLETIONS_BYTES; how many, of how many.
 
-    Packing is also what keeps a completion from ever being parsed as HTML: the page holds base64, the browser gets text.
+    Packing also keeps a completion from ever being parsed as HTML: the page holds base64, the browser gets text.
     """
     questions: dict[str, dict[str, Any]] = {}
     for run in everyone:
@@ -266,7 +299,7 @@ def _completions(everyone: Sequence[Run]) -> tuple[str, int, int]:
     ordered = [questions[name] for name in sorted(questions)]
     while True:
         chosen = [ordered[i * total // shown] for i in range(shown)]
-        content = [{**question, "runs": [_sample(run.samples.get(question["id"])) for run in everyone]} for question in chosen]
+        content = [{**row, "runs": [_sample(run.samples.get(row["id"])) for run in everyone]} for row in chosen]
         # mtime=0 because the same inputs must give the same bytes.
         packed = base64.b64encode(gzip.compress(json.dumps(content).encode(), 6, mtime=0)).decode()
         if len(packed) <= COMPLETIONS_BYTES or shown == 1:
@@ -298,7 +331,7 @@ def _text(row: dict[str, Any], name: str) -> str:
 # Provenance
 
 
-def _provenance(runs: Sequence[Run], everyone: Sequence[Run], t: dict[str, str]) -> list[dict[str, Any]]:
+def _provenance(runs: Sequence[Run], everyone: Sequence[Run], t: words.Texts) -> list[dict[str, Any]]:
     """Rows (what, one text a run, whether the runs differ), packages last."""
 
     def row(what: str, values: list[Any], must_agree: bool = False) -> dict[str, Any]:
@@ -330,7 +363,9 @@ def _provenance(runs: Sequence[Run], everyone: Sequence[Run], t: dict[str, str])
     ]
     versions = [run.manifest["versions"] if isinstance(run.manifest.get("versions"), dict) else {} for run in runs]
     packages = sorted({package for installed in versions for package in installed})
-    return rows + [row(package, [installed.get(package) for installed in versions], must_agree=True) for package in packages]
+    for package in packages:
+        rows.append(row(package, [installed.get(package) for installed in versions], must_agree=True))
+    return rows
 
 
 def _seconds(value: Any) -> float | None:

@@ -134,7 +134,8 @@ def _read_metrics(run: Run, path: Path, expected: list[str]) -> dict[str, list[A
         broken = 0
         for row in reader:
             step = _number(row.get("step"))
-            if step is None or None in row or None in row.values():  # a line torn by a kill has too few or too many cells
+            torn = None in row or None in row.values()  # too many or too few cells: the line a kill cut short
+            if step is None or torn:
                 broken += 1
             else:
                 rows[step] = row
@@ -150,7 +151,7 @@ def _read_metrics(run: Run, path: Path, expected: list[str]) -> dict[str, list[A
     columns: dict[str, list[Any]] = {
         name: [row[name] if name == "prompts" else _number(row[name]) for row in ordered] for name in header
     }
-    infinite = sorted(name for name in header if name != "prompts" and any(_is_not_finite(row[name]) for row in ordered))
+    infinite = [name for name in header if name != "prompts" and any(_is_not_finite(row[name]) for row in ordered)]
     if infinite:
         run.faults.append(("fault_not_finite", {"file": path.name, "columns": ", ".join(infinite)}))
     return columns
