@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 from functools import lru_cache
+from itertools import islice
 from typing import Any, NamedTuple
 
 Completion = str | Sequence[Mapping[str, Any]]  # text, or chat messages {"role": ..., "content": ...}
@@ -97,7 +98,7 @@ def visible_text(completion: Completion) -> str | None:
 
 # Alternatives start with a literal: that lets the engine skip through a long text.
 _CUE = re.compile(
-    r"\#{4,}+|\\boxed|\\fbox|\\framebox|<answer>|answer|respuesta|réponse|antwort|risposta|resposta|ответ|答案|答え|정답"
+    r"####\#*+|\\boxed|\\fbox|\\framebox|<answer>|answer|respuesta|réponse|antwort|risposta|resposta|ответ|答案|答え|정답"
     r"|final (?:result|total|value|amount|number|count|cost|price)\b|correct(?:ed)? (?:result|total|value|amount|number)\b"
 )
 _KIND = {"#": "hash", "\\": "boxed", "<": "tag"}
@@ -118,8 +119,8 @@ _STOP = re.compile(r"\n|[.!?](?=\s+[^\s\d]|\s*$)")
 _DIGIT = re.compile(r"\d")
 
 _REFUSAL = re.compile(
-    r"\b(?:can(?:not|'t| not)|could(?: not|n't)|unable to|not able to|impossible to|do(?: not|n't)) "
-    r"(?:be )?(?:determine|know|answer|solve|tell|say|calculate|compute)|\b(?:not enough|insufficient) information"
+    r"(?:cannot|can't|can not|could not|couldn't|unable to|not able to|impossible to|do not|don't) "
+    r"(?:be )?(?:determine|know|answer|solve|tell|say|calculate|compute)|(?:not enough|insufficient) information"
 )
 _CORRECTION = re.compile(
     r"\b(?:wait|actually|correction|oops|sorry|mistake|wrong|incorrect|should (?:be|have been)|scratch that|i meant?|"
@@ -134,7 +135,7 @@ _CHECK = re.compile(
 _EXPLANATION = r"(?:reason|because|since|explanation|here's|this is because|that's because|why|proof|as\b|check)"
 _FIRST = re.compile(rf"[\s*]*([^\s.,;:=][^.,;:=\n]{{0,40}})(?:(?:[.,;:—-]|\n)[\s*]*\(?{_EXPLANATION}|\n\s*[a-z])")
 _EXPLAINED = re.compile(rf"[\s.,;*(]*{_EXPLANATION}")
-_BECAUSE = re.compile(r"\b(?:because|since|given that)\b")
+_BECAUSE = re.compile(r"because\b|since\b|given that\b")
 _CONCLUSION = re.compile(r"\b(?:so|thus|therefore|hence|total|finally)\b|=")
 _BOLD = re.compile(r"(?:\*\*|__)(?!\d\d?[.)]\*)([^*\n]{1,80})(?:\*\*|__)")
 _GUESS = re.compile(r"[\W_]*(?:(?:or|and|maybe|perhaps|possibly|also|alternatively|the|final|correct)\b[\W_]*){0,4}")
@@ -194,7 +195,7 @@ def _commit(text: str, cue: re.Match[str]) -> _Commit | None:
         content, end = _box(text, start)
         if not content.strip(" {}"):
             return None
-        values = readings(plain(content))
+        values = list(readings(plain(content)))
         return _Commit(values[0] if len(values) == 1 else None, kind, cue.start(), end, "")
     if kind == "phrase":
         if not (link := _LINK.match(text, start, start + MAX_STATEMENT)):
@@ -217,8 +218,7 @@ def _commit(text: str, cue: re.Match[str]) -> _Commit | None:
             value = None  # a list of guesses
         return _Commit(value, kind, cue.start(), end, lead)
     if kind != "phrase" and statement.strip(" *") and not text[end:].strip():  # a sentence on the last line
-        values = readings(plain(statement))
-        return _Commit(values[-1] if values else None, kind, cue.start(), end, lead)
+        return _Commit(_last(readings(plain(statement))), kind, cue.start(), end, lead)
     return None
 
 
@@ -242,7 +242,7 @@ def _direct(statement: str) -> tuple[bool, Fraction | None, str]:
     first = _NUMBER.search(statement)
     if not first or not _LEAD.fullmatch(statement, 0, first.start()):
         return False, None, ""
-    values = readings(statement) if _value(first) is not None else [None]
+    values = list(islice(readings(statement), 1)) if _value(first) is not None else [None]
     return bool(values), values[0] if values else None, statement[first.end() :]
 
 
@@ -255,7 +255,7 @@ def _last_statement(text: str) -> Answer:
         direct, value, rest = _direct(first[1])
         if direct and value is not None and not _BULLET.match(text):
             return Answer(value, "first")
-    for check in _CHECK.finditer(text):
+    for check in _CHECK.finditer(text) if "check" in text or "verif" in text or "proof" in text else ():
         if _DIGIT.search(text, 0, check.start()):
             if not _CORRECTION.search(text, check.end()):
                 text = text[: check.start()]
@@ -266,7 +266,8 @@ def _last_statement(text: str) -> Answer:
         begin = stop.end()
     after = text[last + 1 :]
     sentence = text[begin : last + 1] + _sentence(after[:MAX_STATEMENT])
-    if _REFUSAL.search(sentence) or _REFUSAL.search(after) or _WITHDRAWN.search(after):
+    asked = after[len(sentence) - (last + 1 - begin) :].startswith("?")
+    if asked or _REFUSAL.search(sentence) or _REFUSAL.search(after) or _WITHDRAWN.search(after):
         return Answer(None, "undecided")
     bullet = _BULLET.sub("", sentence, count=1)
     previous = text[max(0, begin - MAX_STATEMENT) : begin].rstrip().rpartition("\n")[2]
@@ -281,9 +282,13 @@ def _last_statement(text: str) -> Answer:
     if because and _DIGIT.search(sentence, 0, because.start()) and not _CONCLUSION.search(sentence, because.end()):
         sentence = sentence[: because.start()]
     outside = _ASIDE.sub(" ", sentence)
-    values = readings(outside if _DIGIT.search(outside) else sentence)
-    value = values[-1] if values else None
+    value = _last(readings(outside if _DIGIT.search(outside) else sentence))
     return Answer(value, "last_number" if value is not None else "undecided")
+
+
+def _last(values: Iterator[Fraction | None]) -> Fraction | None:
+    last = deque(values, maxlen=1)
+    return last[0] if last else None
 
 
 def _last_digit(text: str) -> int:
@@ -320,11 +325,12 @@ _MARKUP = [
         (r" {2,}", " "),
     )
 ]
+_MARKED = re.compile(r"[\\{*_`^~]")
 _UNITS = "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen nineteen"
 _WORDS = {word: value for value, word in enumerate(_UNITS.split())}
 _WORDS |= {word: 10 * value for value, word in enumerate("twenty thirty forty fifty sixty seventy eighty ninety".split(), 2)}
 _WORDS |= {"hundred": 100, "thousand": 1000, "million": 10**6}
-_SPELLED = re.compile(rf"\b(?!one [a-z])(?:{'|'.join(_WORDS)})(?:(?:\s|-|\sand\s)(?:{'|'.join(_WORDS)}))*\b")
+_SPELLED = re.compile(rf"(?<![\w-])(?!one [a-z])(?:{'|'.join(_WORDS)})(?:(?:\s|-|\sand\s)(?:{'|'.join(_WORDS)}))*\b")
 
 _NUMBER = re.compile(
     r"""(?<![a-z0-9^])(?:
@@ -355,15 +361,16 @@ _ALTERNATIVE = re.compile(
     r"\s*|[\s%?]*(?:[,;/&|~—?-]|\.\.+|…|\b(?:and|or|to|maybe|perhaps|possibly|vs)\b\.?)(?:\s*\b(?:and|or|maybe|perhaps|possibly)\b)*[\s$(]*-?[$]?"
     r"|[\s\w%,($]{0,30}\b(?:and|to)\s+[$]?|.*(?:\bor\b|或).*"
 )
-_NEGATED = re.compile(r"(?:\bnot|n't|\bnever|\brather than|\binstead of)\s+[$]?\s*$")
-_REFERENCE = re.compile(r"\b(?:out of|of the|of all|of all the|each of the|than|per)\s+[$]?\s*$")
+# Words right before a number, by what they make of it: not the answer | a quantity it is compared with | no plain number.
+_NEGATED = (" not", "n't", " never", " rather than", " instead of")
+_REFERENCE = (" out of", " of the", " of all", " of all the", " than", " per")
+_UNREADABLE = ("√", "sqrt", "±", "\\pm", " log", " ln")
 _COMPARED = re.compile(r"\s*(?:[a-z]+ )?(?:more|less|fewer|[a-z]+er) (?:[a-z]+ )?than\b")
-_UNREADABLE = re.compile(r"(?:√|\\?sqrt|±|\\pm|\blog|\bln)[\s({]*$")
 
 
 def plain(statement: str) -> str:
     """A statement without LaTeX and Markdown, its number words as digits if it has no digits."""
-    if any(sign in statement for sign in "\\{*_`^~"):
+    if _MARKED.search(statement):
         for pattern, plain_form in _MARKUP:
             statement = pattern.sub(plain_form, statement)
     return statement if _DIGIT.search(statement) else _spelled(statement)
@@ -386,57 +393,56 @@ def _spelled(text: str) -> str:
     return _SPELLED.sub(digits, text)
 
 
-def readings(statement: str) -> list[Fraction | None]:
+def readings(statement: str) -> Iterator[Fraction | None]:
     """The numbers that a plain statement offers, in order; None for one left open (5 or 6, 3 * 6, 2:3).
 
     Numbers that belong together count once: '3 * 6 = 18' is 18, '5, 6 or 7' is None, 'not 20 but 18' is 18.
     """
 
-    def before(number: re.Match[str], pattern: re.Pattern[str]) -> bool:
-        return pattern.search(statement, max(0, number.start() - 20), number.start()) is not None
+    def after(words: tuple[str, ...], number: re.Match[str]) -> bool:
+        return (" " + statement[max(0, number.start() - 20) : number.start()]).rstrip(" $(").endswith(words)
 
-    numbers = [number for number in _NUMBER.finditer(statement) if not before(number, _NEGATED)]
+    numbers = [number for number in _NUMBER.finditer(statement) if not after(_NEGATED, number)]
     if len(numbers) > 1:  # out of 24, than 12, at 10:30 are no answers while another number stands beside them
-        own = [n for n in numbers if not (before(n, _REFERENCE) or n["ratio"] or _COMPARED.match(statement, n.end()))]
+        own = [n for n in numbers if not (after(_REFERENCE, n) or n["ratio"] or _COMPARED.match(statement, n.end()))]
         numbers = own or numbers
-    found: list[Fraction | None] = []
-    options: set[Fraction | None] = set()  # values that compete in the current group
-    left: Fraction | None = None  # the lone number on the left of an equation, as in 18 = 3 * 6
+    group: list[tuple[re.Match[str], bool]] = []  # numbers that compete, each with: is it negative
+    left: list[tuple[re.Match[str], bool]] = []  # the left side of an equation, which answers in 18 = 3 * 6
     is_sum = False
 
-    def close() -> None:
-        if options:
-            found.append(left if is_sum else next(iter(options)) if len(options) == 1 else None)
+    def committed() -> Fraction | None:
+        values = {None if after(_UNREADABLE, n) else _value(n, negative) for n, negative in (left if is_sum else group)}
+        return values.pop() if len(values) == 1 else None
 
     end = 0
     for number in numbers:
         gap = statement[end : number.start()]
         end = number.end()
-        value = None if _UNREADABLE.search(gap) else _value(number)
-        operator = bool(options) and _OPERATOR.fullmatch(gap)
-        if value and not operator and _SIGN.search(gap):
-            value = -value
-        if options and ("=" in gap or "≈" in gap):
-            left = next(iter(options)) if len(options) == 1 and not is_sum else left
-            options, is_sum = {value}, False
-        elif operator:
+        is_operator = bool(group) and _OPERATOR.fullmatch(gap) is not None
+        signed = (number, not is_operator and _SIGN.search(gap[-16:]) is not None)
+        if group and ("=" in gap or "≈" in gap):
+            left = left if is_sum else group
+            group, is_sum = [signed], False
+        elif is_operator:
             is_sum = True
-        elif options and _ALTERNATIVE.fullmatch(gap):
-            options.add(value)
+        elif group and _ALTERNATIVE.fullmatch(gap):
+            group.append(signed)
         else:
-            close()
-            options, is_sum, left = {value}, False, None
-    close()
-    return found
+            if group:
+                yield committed()
+            group, left, is_sum = [signed], [], False
+    if group:
+        yield committed()
 
 
-def _value(number: re.Match[str]) -> Fraction | None:
-    """Exact value of a `_NUMBER` without its sign; None for what only looks like a number."""
+def _value(number: re.Match[str], negative: bool = False) -> Fraction | None:
+    """Exact value of a `_NUMBER`, which holds no sign; None for what only looks like a number."""
     if number["spoiled"] or number["date"] or number["ratio"]:
         return None
     if number["mixed"]:
         whole, above, below = map(int, re.findall(r"\d+", number["mixed"]))
-        return whole + Fraction(above, below) if below else None
+        value = whole + Fraction(above, below) if below else None
+        return -value if value and negative else value
     value = _digits(number["digits"])
     if value is not None and (power := number["power"]):
         exponent = re.split(r"[e^]\s?", power)[-1]
@@ -446,7 +452,9 @@ def _value(number: re.Match[str]) -> Fraction | None:
     if value is not None and (over := number["over"]):
         below = _digits(over.strip(" /").rstrip(",."))  # None for a second slash: 3/4/2024 is a date
         value = value / below if below else None
-    return value * _SCALE[number["scale"]] if value is not None and number["scale"] else value
+    if value is not None and (scale := number["scale"]):
+        value *= _SCALE[scale]
+    return -value if value and negative else value
 
 
 def _digits(text: str) -> Fraction | None:
@@ -489,10 +497,15 @@ def format_reward(completion: Completion) -> float:
     return float(text.count("####") == 1 and _hash_line(text[text.rfind("\n") + 1 :]) is not None)
 
 
-def strict_match(completion: Completion, gold: str) -> bool:
-    """Whether the last line that starts with `####` is `#### number` as GSM8K writes it, with the reference answer."""
+def strict_answer(completion: Completion) -> Fraction | None:
+    """The number on the last line that starts with `####`; None unless that line is `#### number` as GSM8K writes it."""
     text = "\n" + (spoken_text(completion) or "")
-    return _hash_line(text[text.rfind("\n####") + 1 :].partition("\n")[0]) == parse_gold(gold)
+    return _hash_line(text[text.rfind("\n####") + 1 :].partition("\n")[0])
+
+
+def strict_match(completion: Completion, gold: str) -> bool:
+    """Whether `strict_answer` is the reference answer."""
+    return strict_answer(completion) == parse_gold(gold)
 
 
 def _hash_line(line: str) -> Fraction | None:
