@@ -25,7 +25,7 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 from huggingface_hub.file_download import http_get, repo_folder_name
-from huggingface_hub.utils import WeakFileLock, build_hf_headers, filter_repo_objects  # type: ignore[attr-defined]
+from huggingface_hub.utils import WeakFileLock, build_hf_headers, filter_repo_objects
 
 Kind = Literal["model", "dataset"]
 
