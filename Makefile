@@ -12,6 +12,9 @@ CPU_TORCH := https://download.pytorch.org/whl/cpu
 # Written last, so an install that was cut short leaves none and starts over.
 INSTALLED := .venv/installed-$(LIST)
 TESTABLE := .venv/installed-test
+# Nor is one left where the Python that it was built on has gone.
+$(shell test -x .venv/bin/python || rm -f $(INSTALLED) $(TESTABLE))
+
 # Rules start `python`: it is this environment's. Not its console scripts, whose first line breaks where the path has a space.
 RUN := PATH="$$PWD/.venv/bin:$$PATH" .venv/bin/python -m
 
@@ -23,7 +26,6 @@ test: $(TESTABLE)
 
 lint: $(TESTABLE)
 	$(RUN) ruff check .
-	$(RUN) ruff format --check .
 	$(RUN) snakefmt --check workflow rules
 	$(RUN) mypy
 
@@ -42,7 +44,7 @@ clean:
 	rm -rf .venv
 
 $(INSTALLED): requirements/$(LIST).txt
-	@"$(PYTHON)" $(SUPPORTED) 2>/dev/null || { echo "grpo-duet runs on Python 3.11 and 3.12, and $(or $(PYTHON),none of python3 python3.12 python3.11) is one." \
+	@"$(PYTHON)" $(SUPPORTED) 2>/dev/null || { echo "grpo-duet needs Python 3.11 or 3.12; tried: $(or $(PYTHON),python3 python3.12 python3.11)." \
 		"Install one, or name one you have: make run PYTHON=/path/to/python3.12" >&2; exit 1; }
 	@echo "Installing requirements/$(LIST).txt into .venv$(if $(filter macos,$(LIST)), (no vLLM on macOS: the transformers engine will sample))"
 	"$(PYTHON)" -m venv --clear .venv

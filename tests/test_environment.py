@@ -1,4 +1,4 @@
-"""`make run` and `make test` on a machine of one's own: the real Makefile, venv and pip, with stand-ins for the big packages."""
+"""`make run` and `make test` on a new machine: the real Makefile, venv and pip, with stand-ins for the big packages."""
 
 import os
 import re
@@ -55,7 +55,7 @@ class Clone:
             wheel.writestr(f"{name}.py", "import sys\nprint('RAN', __name__, sys.prefix, sys.argv[1:])\n")
             info = f"{name}-1.0.dist-info"
             wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
-            wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: t\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+            wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
             wheel.writestr(f"{info}/RECORD", "")
 
     def make(self, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -81,6 +81,9 @@ def test_run_builds_the_environment_once_even_after_a_failed_install(clone: Clon
     second = clone.make("run")
     assert "RAN" in second.stdout
     assert "pip install" not in second.stdout
+
+    (clone.folder / ".venv" / "bin" / "python").unlink()  # as after an upgrade that removes the system's Python
+    assert '" -m venv' in clone.make("-n", "run").stdout
 
 
 def test_an_install_that_was_killed_is_finished_by_the_next_run(clone: Clone):
@@ -123,7 +126,7 @@ def test_a_python_that_does_not_fit_is_named_with_what_to_do(clone: Clone, argum
         script(clone.bin / name, "exit 1")
     refused = clone.make("run", *arguments)
     assert refused.returncode != 0
-    assert "Python 3.11 and 3.12" in refused.stderr
+    assert "needs Python 3.11 or 3.12" in refused.stderr
     assert "make run PYTHON=" in refused.stderr
     assert not (clone.folder / ".venv").exists()
 
