@@ -46,6 +46,9 @@ function curve(figure, run, index) {
   return [{ ...base, y, mode: "lines", opacity: 0.35, line: { color: colour(index), width: 1 }, hoverinfo: "skip" }, strong];
 }
 
+// On paper nothing resizes itself, so figures are drawn as wide as half a narrow page, bars as wide as a page.
+const paperWidth = (pixels) => (matchMedia("print").matches ? pixels : undefined);
+
 function layout(more) {
   const axis = { color: css("--quiet"), gridcolor: css("--rule"), linecolor: css("--rule"), zeroline: false, automargin: true, exponentformat: "e" };
   return {
@@ -64,7 +67,7 @@ const config = { displayModeBar: false, responsive: true, doubleClick: "reset" }
 function drawCurves() {
   for (const figure of page.figures) {
     Plotly.react(`plot-${figure.column}`, page.runs.flatMap((run, i) => curve(figure, run, i)), layout({
-      hovermode: "x unified",
+      width: paperWidth(310), hovermode: "x unified",
       xaxis: { title: { text: t[`axis_title_${controls.elements.axis.value}`], font: { size: 11 } }, showgrid: false, ticks: "outside" },
       yaxis: { tickformat: figure.percent ? ".0%" : "", rangemode: figure.percent ? "tozero" : "normal", nticks: 6 },
     }), config);
@@ -107,7 +110,7 @@ function drawEvaluation() {
     hovertemplate: rows.map((run) => `${percent(run[kind].accuracy)}<extra>${t[kind]}</extra>`),
   });
   Plotly.react("plot-evaluation", [bars("flexible"), bars("strict")], layout({
-    height: 60 + 62 * rows.length, bargap: 0.25, hovermode: "closest", dragmode: false,
+    width: paperWidth(620), height: 60 + 62 * rows.length, bargap: 0.25, hovermode: "closest", dragmode: false,
     xaxis: { range: [0, 1.02], dtick: 0.25, tickformat: ".0%" }, yaxis: { autorange: "reversed", showgrid: false, ticksuffix: " " },
   }), config);
 }
@@ -122,7 +125,7 @@ function drawCost() {
     insidetextfont: { color: css(i < 2 ? "--paper" : "--ink") },
     hovertemplate: `%{x:.4~g} s<extra>${t[phase]}</extra>`,
   })), layout({
-    barmode: "stack", height: 60 + 46 * rows.length, bargap: 0.3, hovermode: "closest", dragmode: false,
+    barmode: "stack", width: paperWidth(620), height: 60 + 46 * rows.length, bargap: 0.3, hovermode: "closest", dragmode: false,
     xaxis: { ticksuffix: " s" }, yaxis: { autorange: "reversed", showgrid: false, ticksuffix: " " },
   }), config);
 }
