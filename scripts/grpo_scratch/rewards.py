@@ -65,7 +65,17 @@ class _Alphabet(dict[int, str]):
 
 
 _ALPHABET = _Alphabet({code: chr(code) for code in range(128)})
-for _chars, _as in {"−–‐‑﹣⁻": "-", "’‘ʼ′": "'", "×·⋅✕": "*", "⁄∕": "/", "、٬": ",", "٫": ".", "→⇒": "=", "∶": ":", "。": ". "}.items():
+for _chars, _as in {
+    "−–‐‑﹣⁻": "-",
+    "’‘ʼ′": "'",
+    "×·⋅✕": "*",
+    "⁄∕": "/",
+    "、٬": ",",
+    "٫": ".",
+    "→⇒": "=",
+    "∶": ":",
+    "。": ". ",
+}.items():
     _ALPHABET.update(dict.fromkeys(map(ord, _chars), _as))
 
 
@@ -114,7 +124,9 @@ _LEAD = re.compile(
     r"probably|that|is|be|the|total|of|equal|equals|to|it|us|usd|eur|gbp|rs|inr|cad|aud|final|answer|minus|negative|[a-z]|"
     r"\w+(?=\s?[=:]))\b)*+"
 )
-_HEADING = re.compile(r"[\s*]*(?:(?:step|part|case|question|problem|section|day|week|example|method|option)\b|\d\d?[.)]\s+[a-z])")
+_HEADING = re.compile(
+    r"[\s*]*(?:(?:step|part|case|question|problem|section|day|week|example|method|option)\b|\d\d?[.)]\s+[a-z])"
+)
 _STOP = re.compile(r"\n|[.!?](?=\s+[^\s\d]|\s*$)")
 _DIGIT = re.compile(r"\d")
 
@@ -122,14 +134,21 @@ _REFUSAL = re.compile(
     r"(?:cannot|can't|can not|could not|couldn't|unable to|not able to|impossible to|do not|don't) "
     r"(?:be )?(?:determine|know|answer|solve|tell|say|calculate|compute)|(?:not enough|insufficient) information"
 )
-_CORRECTION = re.compile(
-    r"\b(?:wait|actually|correction|oops|sorry|mistake|wrong|incorrect|should (?:be|have been)|scratch that|i meant?|"
-    r"on second thought|let me (?:redo|recalculate|correct|fix)|not (?:right|correct)|no,)"
+_WRONG = (  # said of the answer; "4 wrong answers" may be the answer
+    r"(?:\bis|\bwas|'s|n't|\bnot|\bseems|\blooks) (?:wrong|incorrect|right|correct|a mistake|an error)\b(?<!is right)(?<!is correct)"
+    r"|\bmade an? (?:mistake|error)\b|\bscratch that\b|(?:^|[.!?]\s+)(?:wrong|incorrect|mistake)\b[.!:,]"
 )
-_WITHDRAWN = re.compile(r"\b(?:wrong|incorrect|mistake|scratch that|not (?:right|correct))\b")
-_CONFIRMED = re.compile(r"(?<!not )\b(?:correct|right|confirm|confirms|matches|consistent|yes|indeed|stands|verified|checks out)\b")
+_CORRECTION = re.compile(
+    r"\b(?:wait|actually|correction|oops|sorry|should (?:be|have been)|i mean|i meant|on second thought|no,"
+    rf"|let me (?:redo|recalculate|correct|fix))|{_WRONG}"
+)
+_WITHDRAWN = re.compile(_WRONG)
+_CONFIRMED = re.compile(
+    r"(?<!not )\b(?:correct|right|confirm|confirms|matches|consistent|yes|indeed|stands|verified|checks out)\b"
+)
 _CHECK = re.compile(
-    r"(?:to |we can |you can |let's |let me |let us )(?:quickly )?(?:double[- ]?check|verify|check)\b"
+    r"(?:to |we can |you can |let's |let me |let us )(?:quickly )?(?:double[- ]?check|verify|check)"
+    r"(?:[,:.]| (?:that|this|our|my|the|if|it|whether|by)\b)"
     r"|(?:check|verification|proof)\s?:"
 )
 _EXPLANATION = r"(?:reason|because|since|explanation|here's|this is because|that's because|why|proof|as\b|check)"
@@ -139,9 +158,13 @@ _BECAUSE = re.compile(r"because\b|since\b|given that\b")
 _CONCLUSION = re.compile(r"\b(?:so|thus|therefore|hence|total|finally)\b|=")
 _BOLD = re.compile(r"(?:\*\*|__)(?!\d\d?[.)]\*)([^*\n]{1,80})(?:\*\*|__)")
 _GUESS = re.compile(r"[\W_]*(?:(?:or|and|maybe|perhaps|possibly|also|alternatively|the|final|correct)\b[\W_]*){0,4}")
+_QUESTION = re.compile(
+    r"\s*(?:or |so )?(?:is|are|does|do|can|could|would|should|might|may|perhaps|maybe|what|how|why)\b"
+)
 _OR = re.compile(r"[\s.,;]*or\b[^.\n]{0,60}\d")
 _BULLET = re.compile(r"\s*(?:[-•+*]|\d\d?[.)])\s+(?=.*\d)")
 _BARE = re.compile(r"[\s*_$(-]*\d[\d.,]*[\s*_$%).,;?]*")
+_TURN = re.compile(r",\s|;|\b(?:so|then|thus|therefore|which|but|leaving|or|rounds?)\b")
 _ASIDE = re.compile(r"\([^()]*\)")
 
 
@@ -266,12 +289,16 @@ def _last_statement(text: str) -> Answer:
         begin = stop.end()
     after = text[last + 1 :]
     sentence = text[begin : last + 1] + _sentence(after[:MAX_STATEMENT])
-    asked = after[len(sentence) - (last + 1 - begin) :].startswith("?")
+    asked = _QUESTION.match(sentence) and after[len(sentence) - (last + 1 - begin) :].startswith("?")
     if asked or _REFUSAL.search(sentence) or _REFUSAL.search(after) or _WITHDRAWN.search(after):
         return Answer(None, "undecided")
     bullet = _BULLET.sub("", sentence, count=1)
     previous = text[max(0, begin - MAX_STATEMENT) : begin].rstrip().rpartition("\n")[2]
-    if _BARE.fullmatch(bullet) and _BARE.fullmatch(_BULLET.sub("", previous, count=1)) and previous.strip() != sentence.strip():
+    if (
+        _BARE.fullmatch(bullet)
+        and _BARE.fullmatch(_BULLET.sub("", previous, count=1))
+        and previous.strip() != sentence.strip()
+    ):
         return Answer(None, "undecided")  # a list of guesses, one a line
     for bold in reversed(list(_BOLD.finditer(sentence))):
         direct, value, _ = _direct(bold[1])
@@ -282,7 +309,19 @@ def _last_statement(text: str) -> Answer:
     if because and _DIGIT.search(sentence, 0, because.start()) and not _CONCLUSION.search(sentence, because.end()):
         sentence = sentence[: because.start()]
     outside = _ASIDE.sub(" ", sentence)
-    value = _last(readings(outside if _DIGIT.search(outside) else sentence))
+    sentence = outside if _DIGIT.search(outside) else sentence
+    _, equals, result = sentence.rpartition("=")
+    if equals and not _TURN.search(result):  # 8 * 60 = 480 cans in 8 hours
+        direct, value, _ = _direct(result)
+        if direct and value is not None:
+            return Answer(value, "last_number")
+    values = list(readings(sentence))
+    value = values[-1] if values else None
+    if (
+        len(values) > 1 and not equals and (shown := text.rfind("=", 0, begin)) >= 0
+    ):  # 8 * 60 = 480. So 480 cans in 8 hours.
+        direct, result_before, _ = _direct(text[shown + 1 : min(begin, shown + 60)])
+        value = result_before if direct and result_before is not None and result_before in values else value
     return Answer(value, "last_number" if value is not None else "undecided")
 
 
@@ -328,7 +367,10 @@ _MARKUP = [
 _MARKED = re.compile(r"[\\{*_`^~]")
 _UNITS = "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen nineteen"
 _WORDS = {word: value for value, word in enumerate(_UNITS.split())}
-_WORDS |= {word: 10 * value for value, word in enumerate("twenty thirty forty fifty sixty seventy eighty ninety".split(), 2)}
+_WORDS |= {
+    word: 10 * value
+    for value, word in enumerate(["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"], 2)
+}
 _WORDS |= {"hundred": 100, "thousand": 1000, "million": 10**6}
 _SPELLED = re.compile(rf"(?<![\w-])(?!one [a-z])(?:{'|'.join(_WORDS)})(?:(?:\s|-|\sand\s)(?:{'|'.join(_WORDS)}))*\b")
 
@@ -336,7 +378,7 @@ _NUMBER = re.compile(
     r"""(?<![a-z0-9^])(?:
       (?P<mixed>\d{1,9}+\ (?:and\ )?\d{1,3}+\s?/\s?\d{1,4}+(?!\d))
     | (?P<date>\d{4}-\d\d?-\d\d?(?!\d))
-    | (?P<digits>\d{1,3}+(?:\ \d{3}(?!\d))++(?:[.,]\d++)?+ | (?:\d++|\.\d++)(?:[.,'_]\d++)*+)
+    | (?P<digits>\d{1,3}+(?:\ \d{3}(?!\d|-[a-z]))++(?:[.,]\d++)?+ | (?:\d++|\.\d++)(?:[.,'_]\d++)*+)
       (?P<power>e[+-]?\d++ | \s?[*x]\s?10\s?\^\s?-?\d++ | \s?\^\s?-?\d++)?+
       (?P<over>(?:\s?/\s?\d[\d,.]*+)*+)
       (?P<ratio>(?:\s?:\s?\d++)*+)
@@ -356,16 +398,18 @@ _COMMA = re.compile(  # 1.200,50 | 1.200.000 | 18,50 | 0,125
 _SIGN = re.compile(
     r"(?:(?:^|[\s=(\[:,*+/~≈<>\"'$])-|(?:^|[=(:≈$]|\b(?:is|be|equals))\s?-\s|\b(?:minus|negative)\s)(?:[$]\s?)?$"
 )
-_OPERATOR = re.compile(r"[\s)\]]*(?:[-+*/÷x^]|plus\b|minus\b|times\b|divided by\b|multiplied by\b)[\s(\[$]*-?[$]?")
+_OPERATOR = re.compile(
+    r"(?:[\s)\]%]|(?<=\s)[a-z]+\s)*+(?:[-+*/÷x^]|plus\b|minus\b|times\b|divided by\b|multiplied by\b)[\s(\[$]*-?[$]?"
+)
 _ALTERNATIVE = re.compile(
     r"\s*|[\s%?]*(?:[,;/&|~—?-]|\.\.+|…|\b(?:and|or|to|maybe|perhaps|possibly|vs)\b\.?)(?:\s*\b(?:and|or|maybe|perhaps|possibly)\b)*[\s$(]*-?[$]?"
-    r"|[\s\w%,($]{0,30}\b(?:and|to)\s+[$]?|.*(?:\bor\b|或).*"
+    r"|(?: [\w%]+){0,2} and [$]?|(?: (?!round)[\w%]+)? to [$]?|.*(?:\bor\b|或).*"
 )
 # Words right before a number, by what they make of it: not the answer | a quantity it is compared with | no plain number.
 _NEGATED = (" not", "n't", " never", " rather than", " instead of")
 _REFERENCE = (" out of", " of the", " of all", " of all the", " than", " per")
 _UNREADABLE = ("√", "sqrt", "±", "\\pm", " log", " ln")
-_COMPARED = re.compile(r"\s*(?:[a-z]+ )?(?:more|less|fewer|[a-z]+er) (?:[a-z]+ )?than\b")
+_ATTRIBUTE = re.compile(r"-[a-z]|\s*(?:[a-z]+ )?(?:more|less|fewer|[a-z]+er) (?:[a-z]+ )?than [$]?\d")
 
 
 def plain(statement: str) -> str:
@@ -404,7 +448,7 @@ def readings(statement: str) -> Iterator[Fraction | None]:
 
     numbers = [number for number in _NUMBER.finditer(statement) if not after(_NEGATED, number)]
     if len(numbers) > 1:  # out of 24, than 12, at 10:30 are no answers while another number stands beside them
-        own = [n for n in numbers if not (after(_REFERENCE, n) or n["ratio"] or _COMPARED.match(statement, n.end()))]
+        own = [n for n in numbers if not (after(_REFERENCE, n) or n["ratio"] or _ATTRIBUTE.match(statement, n.end()))]
         numbers = own or numbers
     group: list[tuple[re.Match[str], bool]] = []  # numbers that compete, each with: is it negative
     left: list[tuple[re.Match[str], bool]] = []  # the left side of an equation, which answers in 18 = 3 * 6
@@ -482,7 +526,9 @@ def parse_gold(text: str) -> Fraction:
     number = _NUMBER.fullmatch(parts[2]) if parts else None
     value = _value(number) if number else None
     if parts is None or value is None or parts[1].count("-") > 1:
-        raise ValueError(f"the reference answer {text[:80]!r} is not a number; expected one such as 18, -3, 1,200 or 2.5")
+        raise ValueError(
+            f"the reference answer {text[:80]!r} is not a number; expected one such as 18, -3, 1,200 or 2.5"
+        )
     return -value if "-" in parts[1] else value
 
 
