@@ -162,8 +162,9 @@ _QUESTION = re.compile(
     r"\s*(?:or |so )?(?:is|are|does|do|can|could|would|should|might|may|perhaps|maybe|what|how|why)\b"
 )
 _OR = re.compile(r"[\s.,;]*or\b[^.\n]{0,60}\d")
-_BULLET = re.compile(r"\s*(?:[-•+*]|\d\d?[.)])\s+(?=.*\d)")
+_BULLET = re.compile(r"^\s*(?:[-•+*]|\d\d?[.)])\s+(?=.*\d)")
 _BARE = re.compile(r"[\s*_$(-]*\d[\d.,]*[\s*_$%).,;?]*")
+_ALGEBRA = re.compile(r"(?<![a-z])[a-z]\s*[-+*]|[-+*]\s*[a-z](?![a-z])")  # x + 18 in a box is no number
 _TURN = re.compile(r",\s|;|\b(?:so|then|thus|therefore|which|but|leaving|or|rounds?)\b")
 _ASIDE = re.compile(r"\([^()]*\)")
 
@@ -218,10 +219,11 @@ def _commit(text: str, cue: re.Match[str]) -> _Commit | None:
         content, end = _box(text, start)
         if not content.strip(" {}"):
             return None
-        values = list(readings(plain(content)))
+        content = plain(content)
+        values = list(readings(content)) if not _ALGEBRA.search(content) else []
         return _Commit(values[0] if len(values) == 1 else None, kind, cue.start(), end, "")
     if kind == "phrase":
-        if not (link := _LINK.match(text, start, start + MAX_STATEMENT)):
+        if text[cue.start() - 1 : cue.start()] == "/" or not (link := _LINK.match(text, start, start + MAX_STATEMENT)):
             return None
         start = link.end()
     window = text[start : start + MAX_STATEMENT]
@@ -234,7 +236,8 @@ def _commit(text: str, cue: re.Match[str]) -> _Commit | None:
     direct, value, rest = _direct(statement)
     if direct:
         # "Answer: 16 - 7 = 9 eggs. So 9 * 2 = 18." and "#### 3 baskets of apples in all" open a solution, they do not end it.
-        works = ("=" in rest or rest.count(" ") > 4) and not lead.rstrip().endswith((" is", "be"))
+        rest = rest.partition("(")[0]
+        works = ("=" in rest or rest.count(" ") > 4 or _DIGIT.search(rest)) and not lead.rstrip().endswith((" is", "be"))
         if works and _DIGIT.search(text, end) and not _EXPLAINED.match(text, end) and not _CHECK.search(text, end):
             return None
         if "\n" in lead and _BARE.fullmatch(line) and _BARE.fullmatch(_BULLET.sub("", _next_line(text, end))):
@@ -384,11 +387,12 @@ _NUMBER = re.compile(
       (?P<ratio>(?:\s?:\s?\d++)*+)
       (?:\s?(?P<scale>(?:hundred|thousand|million|billion|trillion|lakh|crore|k)\b|[万亿億]))?+
     )
-    (?P<spoiled>\s?\^|[²³⁴-⁹]|[xyz]\b|\s?(?:pi\b|π|\\pi|√|\\sqrt))?+""",
+    (?P<spoiled>\s?\^|[²³⁴-⁹]|[xyz](?![a-z])|\s?(?:pi\b|π|\\pi|√|\\sqrt))?+""",
     re.VERBOSE,
 )
 _SCALE = {"hundred": 100, "thousand": 1000, "k": 1000, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 _SCALE |= {"lakh": 10**5, "crore": 10**7, "万": 10**4, "亿": 10**8, "億": 10**8}
+_NAMED_SCALE = {Fraction(_SCALE[word]): word for word in ("thousand", "million", "billion", "trillion")}
 _POINT = re.compile(  # 18, 18.50, .5 | 1,200 and 1 200.5, 1'200, 1_200 | 12,34,567
     r"\d+(?:\.\d+)?|\.\d+|[1-9]\d{0,2}([,'_ ])\d{3}(?:\1\d{3})*(?:\.\d+)?|[1-9]\d?(?:,\d\d)+,\d{3}(?:\.\d+)?"
 )
@@ -407,8 +411,9 @@ _ALTERNATIVE = re.compile(
 )
 # Words right before a number, by what they make of it: not the answer | a quantity it is compared with | no plain number.
 _NEGATED = (" not", "n't", " never", " rather than", " instead of")
-_REFERENCE = (" out of", " of the", " of all", " of all the", " than", " per")
+_REFERENCE = (" the", " out of", " of all", " than", " per")
 _UNREADABLE = ("√", "sqrt", "±", "\\pm", " log", " ln")
+_YEAR = re.compile(r"(?:19|20)\d\d")
 _ATTRIBUTE = re.compile(r"-[a-z]|\s*(?:[a-z]+ )?(?:more|less|fewer|[a-z]+er) (?:[a-z]+ )?than [$]?\d")
 
 
@@ -448,7 +453,12 @@ def readings(statement: str) -> Iterator[Fraction | None]:
 
     numbers = [number for number in _NUMBER.finditer(statement) if not after(_NEGATED, number)]
     if len(numbers) > 1:  # out of 24, than 12, at 10:30 are no answers while another number stands beside them
-        own = [n for n in numbers if not (after(_REFERENCE, n) or n["ratio"] or _ATTRIBUTE.match(statement, n.end()))]
+        own = [
+            n
+            for n in numbers
+            if not (n["ratio"] or after(_REFERENCE, n) or _ATTRIBUTE.match(statement, n.end()))
+            and not (after((" in", " by"), n) and _YEAR.fullmatch(n[0]))
+        ]
         numbers = own or numbers
     group: list[tuple[re.Match[str], bool]] = []  # numbers that compete, each with: is it negative
     left: list[tuple[re.Match[str], bool]] = []  # the left side of an equation, which answers in 18 = 3 * 6
@@ -532,9 +542,21 @@ def parse_gold(text: str) -> Fraction:
     return -value if "-" in parts[1] else value
 
 
+def agrees(answer: Answer, gold: str, completion: Completion) -> bool:
+    """Whether an answer extracted from `completion` is exactly the reference answer.
+
+    '26 billion miles' is 26000000000 and also answers a question that asks for billions, whose reference is 26.
+    """
+    value, reference = answer.value, parse_gold(gold)
+    if value is None or value == reference:
+        return value is not None
+    scale = value / reference if reference else None
+    return scale in _NAMED_SCALE and _NAMED_SCALE[scale] in (visible_text(completion) or "")
+
+
 def correctness_reward(completion: Completion, gold: str) -> float:
-    """1.0 when the completion commits to exactly the reference answer, else 0.0."""
-    return float(extract_answer(completion).value == parse_gold(gold))
+    """1.0 when the completion commits to exactly the reference answer, else 0.0 (see `agrees`)."""
+    return float(agrees(extract_answer(completion), gold, completion))
 
 
 def format_reward(completion: Completion) -> float:
@@ -570,6 +592,6 @@ def total_reward(
     """
     weights = {"correct": 1.0, "format": 0.1} if weights is None else weights
     answer = extract_answer(text)
-    correct, form = float(answer.value == parse_gold(gold)), format_reward(text)
+    correct, form = float(agrees(answer, gold, text)), format_reward(text)
     total = weights["correct"] * correct + weights["format"] * form
     return {"total": total, "correct": correct, "format": form, "truncated": truncated, "kind": answer.kind}
