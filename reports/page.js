@@ -10,7 +10,7 @@ const shown = (run) => !hidden.has(run);
 
 const say = (key, values) => t[key].replace(/\{(\w+)\}/g, (_, name) => values[name]);
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-const colour = (run) => css(run < 0 ? "--run-base" : `--run-${Math.min(run, 5)}`);
+const colour = (run) => css(run < 0 ? "--run-base" : `--run-${Math.min(run, 7)}`);
 const percent = (share) => `${(100 * share).toFixed(1)}\u00a0%`;
 
 // Curves
@@ -222,8 +222,8 @@ async function completions() {
 
 function drawAll() {
   drawCurves();
-  drawEvaluation();
-  drawCost();
+  if (document.getElementById("plot-evaluation")) drawEvaluation(); // not there when nothing was evaluated
+  if (document.getElementById("plot-cost")) drawCost();
 }
 
 function showSmoothing() {

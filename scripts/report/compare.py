@@ -82,6 +82,11 @@ def paired_all(runs: Sequence[Run]) -> list[tuple[int, int, Paired]]:
     return tables
 
 
+def corrected(pairs: Sequence[tuple[int, int, Paired]]) -> list[float]:
+    """p of every pair times their number (Bonferroni): among many pairs one looks different by chance."""
+    return [min(1.0, table.p * len(pairs)) for _, _, table in pairs]
+
+
 def gain(baseline: Run, run: Run) -> str:
     """`raised`, `lowered`, `unchanged` (no difference that the paired test finds) or `unknown`."""
     before, after = baseline.score("flexible"), run.score("flexible")

@@ -72,7 +72,8 @@ def build(names: Sequence[str], results: Path, settings: dict[str, Any], target:
         notes=words.notes(baseline, runs, t),
         demo=settings.get("scale") == "demo",
         cards=_cards(baseline, runs, t),
-        pairs=_pair_rows(everyone, t),
+        pairs=_pair_rows(pairs, baseline, runs, t),
+        paired_runs=len(pairs),
         sections=sections,
         unrecorded=unrecorded,
         axes=["step", *(["completions"] if _counts_completions(runs) else []), "seconds"],
@@ -152,16 +153,24 @@ def _bars(run: Run) -> dict[str, Any]:
     return {"name": run.name, "flexible": run.score("flexible"), "strict": run.score("strict")}
 
 
-def _pair_rows(everyone: Sequence[Run], t: words.Texts) -> list[dict[str, Any]]:
-    """Every pair, the baseline included, with the runs' own pairs first: those answer the page's question."""
+def _pair_rows(
+    pairs: Sequence[tuple[int, int, compare.Paired]], baseline: Run, runs: Sequence[Run], t: words.Texts
+) -> list[dict[str, Any]]:
+    """The pairs of runs, which answer the page's question, then each run against the baseline."""
+
+    def row(first: Run, second: Run, table: compare.Paired, p: float, indices: list[int]) -> dict[str, Any]:
+        better = (second if table.difference > 0 else first).name
+        says = t["says_better"].format(run=better) if p < compare.SIGNIFICANT else t["says_agree"]
+        return {"first": first.name, "second": second.name, "table": table, "says": says, "indices": indices}
+
     rows = []
-    for first, second, table in compare.paired_all(everyone):
-        better = everyone[second if table.difference > 0 else first].name
-        says = t["says_agree"] if table.p >= compare.SIGNIFICANT else t["says_better"].format(run=better)
-        indices = [index - 1 for index in (first, second) if index]
-        row = {"first": everyone[first], "second": everyone[second], "table": table, "says": says, "indices": indices}
-        rows.append(row | {"found": table.p < compare.SIGNIFICANT})
-    return sorted(rows, key=lambda row: row["first"].name == BASELINE)
+    for (first, second, table), p in zip(pairs, compare.corrected(pairs), strict=True):
+        rows.append(row(runs[first], runs[second], table, p, [first, second]))
+    for index, run in enumerate(runs):
+        against = compare.paired(compare.right(baseline), compare.right(run))
+        if against:
+            rows.append(row(baseline, run, against, against.p, [index]))
+    return rows
 
 
 # Curves

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from scripts.report.compare import MISSING, SIGNIFICANT, Paired, gain, step_seconds
+from scripts.report.compare import MISSING, SIGNIFICANT, Paired, corrected, gain, step_seconds
 from scripts.report.read import Run
 
 # Curves in the order of the page: section -> columns of metrics.csv. Their sentences: [figures] of the language.
@@ -146,12 +146,11 @@ def _agreement(runs: Sequence[Run], pairs: Sequence[tuple[int, int, Paired]], t:
         return sentence + (t["paired_on"].format(count=table.questions) if table.questions < max(answered) else "")
     if not pairs:
         return ""
-    # With several pairs one of them looks different by chance: each p is multiplied by their number (Bonferroni).
-    corrected = [(first, second, table, min(1.0, table.p * len(pairs))) for first, second, table in pairs]
-    parted = [entry for entry in corrected if entry[3] < SIGNIFICANT]
+    chances = corrected(pairs)
+    parted = [(*pair, p) for pair, p in zip(pairs, chances, strict=True) if p < SIGNIFICANT]
     if not parted:
         count = len({index for first, second, _ in pairs for index in (first, second)})
-        return t["agree_all"].format(count=count, pairs=len(pairs), p=p_value(min(entry[3] for entry in corrected)))
+        return t["agree_all"].format(count=count, pairs=len(pairs), p=p_value(min(chances)))
     sentences = []
     for first, second, table, p in parted:
         worse, best = (first, second) if table.difference > 0 else (second, first)
@@ -165,7 +164,7 @@ def _speed(runs: Sequence[Run], t: Texts) -> str:
         return ""
     fast, slow = min(times), max(times)
     ratio = slow[0] / fast[0]
-    if len(times) == 2 and f"{ratio:.1f}" == "1.0":
+    if f"{ratio:.1f}" == "1.0":
         return t["equal_time"].format(seconds=seconds(fast[0]))
     return t["slower"].format(
         slow=slow[1], fast=fast[1], times=f"{ratio:.1f}", slow_seconds=seconds(slow[0]), fast_seconds=seconds(fast[0])
