@@ -68,7 +68,7 @@ function drawCurves() {
   for (const figure of page.figures) {
     Plotly.react(`plot-${figure.column}`, page.runs.flatMap((run, i) => curve(figure, run, i)), layout({
       width: paperWidth(310), hovermode: "x unified",
-      xaxis: { title: { text: t[`axis_title_${controls.elements.axis.value}`], font: { size: 11 } }, showgrid: false, ticks: "outside" },
+      xaxis: { title: { text: t[`axis_title_${controls.elements.axis.value}`], font: { size: 11 } }, showgrid: false, ticks: "outside", spikethickness: 1, spikedash: "solid", spikecolor: css("--quiet") },
       yaxis: { tickformat: figure.percent ? ".0%" : "", rangemode: figure.percent ? "tozero" : "normal", nticks: 6 },
     }), config);
   }
