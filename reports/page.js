@@ -52,7 +52,7 @@ const paperWidth = (pixels) => (matchMedia("print").matches ? pixels : undefined
 function layout(more) {
   const axis = { color: css("--quiet"), gridcolor: css("--rule"), linecolor: css("--rule"), zeroline: false, automargin: true, exponentformat: "e" };
   return {
-    paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", showlegend: false, margin: { l: 8, r: 8, t: 8, b: 8 },
+    paper_bgcolor: css("--paper"), plot_bgcolor: css("--paper"), showlegend: false, margin: { l: 8, r: 8, t: 8, b: 8 },
     font: { family: getComputedStyle(document.body).fontFamily, size: 12, color: css("--ink") },
     hoverlabel: { bgcolor: css("--card"), bordercolor: css("--rule"), font: { color: css("--ink") } },
     // On a touch screen a drag must scroll the page, not zoom a figure.

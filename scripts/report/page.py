@@ -85,7 +85,7 @@ def build(names: Sequence[str], results: Path, settings: dict[str, Any], target:
         packed=packed,
         shown=shown,
         total=total,
-        provenance=_provenance(runs, everyone, t),
+        provenance=_provenance(runs, t),
         target=target,
         data=Markup(_json_for_html(data)),
         style=Markup((SOURCES / "page.css").read_text(encoding="utf-8")),
@@ -340,7 +340,7 @@ def _text(row: dict[str, Any], name: str) -> str:
 # Provenance
 
 
-def _provenance(runs: Sequence[Run], everyone: Sequence[Run], t: words.Texts) -> list[dict[str, Any]]:
+def _provenance(runs: Sequence[Run], t: words.Texts) -> list[dict[str, Any]]:
     """Rows (what, one text a run, whether the runs differ), packages last."""
 
     def row(what: str, values: list[Any], must_agree: bool = False) -> dict[str, Any]:

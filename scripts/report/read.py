@@ -174,7 +174,7 @@ def _is_not_finite(text: str) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _mapping(value: Any) -> dict[str, Any]:
