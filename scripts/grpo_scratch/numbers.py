@@ -1,0 +1,194 @@
+"""Numbers as people write them in a statement: `readings` turns '3 * 6 = $1,018.50 a day' into exact fractions.
+
+Nothing is evaluated but single fractions: no sums, no powers but those of ten, no float, no eval. The length of a
+number and the size of an exponent are capped, so that '1e999999999' or a megabyte of digits costs nothing. Statements come in
+lower case, with ASCII digits, and short: the caller bounds them.
+"""
+
+import re
+from collections.abc import Iterator
+from fractions import Fraction
+
+MAX_NUMBER = 60  # characters of one number
+MAX_EXPONENT = 30  # of scientific notation
+
+# LaTeX and Markdown to plain text, in this order.
+_MARKUP = [(re.compile(pattern), new) for pattern, new in (
+    (r"\\[dtc]?frac\s*\{\s*(-?[\d.,]{1,30})\s*\}\s*\{\s*([\d.,]{1,30})\s*\}", r" \1/\2 "),
+    (r"\\[dtc]?frac\s*(\d)\s*(\d)", r" \1/\2 "),
+    (r"\{,\}", ","),
+    (r"\\!", ""),
+    (r"\\[,;: ]|~|\\q?quad\b", " "),
+    (r"\\([$%#&_])", r"\1"),
+    (r"\\(?:times|cdot)\b", "*"),
+    (r"\\div\b", "÷"),
+    (r"\\(?:approx|simeq|equiv|to|rightarrow|implies)\b", "="),
+    (r"\^\s*\{?\s*\\(?:circ|prime)\s*\}?", " "),  # degrees
+    (r"\^\s*\{", "^"),
+    (r"\\(?:text(?:bf|it|rm|sf|tt)?|math(?:bf|rm|it|sf|tt)|mbox|bm|left|right|displaystyle|[()\[\]])", " "),
+    (r"[{}`]|\*\*|(?<!\d)_|_(?!\d)", " "),
+    (r" {2,}", " "),
+)]  # fmt: skip
+_MARKED = re.compile(r"[\\{*_`^~]")
+
+_UNITS = (
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
+    "eighteen nineteen"
+)
+_TENS = "twenty thirty forty fifty sixty seventy eighty ninety"
+_WORDS = {word: value for value, word in enumerate(_UNITS.split())}
+_WORDS |= {word: 10 * value for value, word in enumerate(_TENS.split(), 2)}
+_WORDS |= {"hundred": 100, "thousand": 1000, "million": 10**6}
+_WORD = "|".join(_WORDS)
+_SPELLED = re.compile(rf"(?<![\w-])(?!one [a-z])(?:{_WORD})(?:(?:\s|-|\sand\s)(?:{_WORD}))*\b")
+
+DIGIT = re.compile(r"\d")
+NUMBER = re.compile(
+    r"""(?<![a-z0-9^])(?:
+      (?P<mixed>\d{1,9}+\ (?:and\ )?\d{1,3}+\s?/\s?\d{1,4}+(?!\d))
+    | (?P<date>\d{4}-\d\d?-\d\d?(?!\d))
+    | (?P<digits>\d{1,3}+(?:\ \d{3}(?!\d|-[a-z]))++(?:[.,]\d++)?+ | (?:\d++|\.\d++)(?:[.,'_]\d++)*+)
+      (?P<power>e[+-]?\d++ | \s?[*x]\s?10\s?\^\s?-?\d++ | \s?\^\s?-?\d++)?+
+      (?P<over>(?:\s?/\s?\d[\d,.]*+)*+)
+      (?P<ratio>(?:\s?:\s?\d++)*+)
+      (?:\s?(?P<scale>(?:hundred|thousand|million|billion|trillion|lakh|crore|k)\b|[万亿億]))?+
+    )
+    (?P<spoiled>\s?\^|[²³⁴-⁹]|[xyz](?![a-z])|\s?(?:pi\b|π|\\pi|√|\\sqrt))?+""",
+    re.VERBOSE,
+)
+_SCALE = {"hundred": 100, "thousand": 1000, "k": 1000, "million": 10**6, "billion": 10**9, "trillion": 10**12}
+_SCALE |= {"lakh": 10**5, "crore": 10**7, "万": 10**4, "亿": 10**8, "億": 10**8}
+_POINT = re.compile(  # 18, 18.50, .5 | 1,200 and 1 200.5, 1'200, 1_200 | 12,34,567
+    r"\d+(?:\.\d+)?|\.\d+|[1-9]\d{0,2}([,'_ ])\d{3}(?:\1\d{3})*(?:\.\d+)?|[1-9]\d?(?:,\d\d)+,\d{3}(?:\.\d+)?"
+)
+_COMMA = re.compile(  # 1.200,50 | 1.200.000 | 18,50 | 0,125
+    r"[1-9]\d{0,2}(?:[. ']\d{3})+,\d\d?|[1-9]\d{0,2}(?:\.\d{3}){2,}|\d+,\d\d?|0,\d+"
+)
+# Between two numbers, or before the first one.
+_SIGN = re.compile(
+    r"(?:(?:^|[\s=(\[:,*+/~≈<>\"'$])-|(?:^|[=(:≈$]|\b(?:is|be|equals))\s?-\s|\b(?:minus|negative)\s)(?:[$]\s?)?$"
+)
+_OPERATOR = re.compile(
+    r"(?:[\s)\]%]|(?<=\s)[a-z]+\s)*+(?:[-+*/÷x^]|(?:plus|minus|times|divided by|multiplied by)\b)[\s(\[$]*-?[$]?"
+)
+_ALTERNATIVE = re.compile(
+    r"\s*"  # 5 6 7
+    r"|[\s%?]*(?:[,;/&|~—?-]|\.\.+|…|\b(?:and|or|to|maybe|perhaps|possibly|vs)\b\.?)"  # 5, 6 | 5-6 | 5 to 6
+    r"(?:\s*\b(?:and|or|maybe|perhaps|possibly)\b)*[\s$(]*-?[$]?"
+    r"|(?: [\w%]+){0,2} and [$]?|(?: (?!round)[\w%]+)? to [$]?|.*(?:\bor\b|或).*"  # 5 eggs and 6 | 5, if cold, or 6
+)
+# Words right before a number, by what they make of it: not the answer | a known quantity | no plain number.
+_NEGATED = (" not", "n't", " never", " rather than", " instead of")
+_REFERENCE = (" the", " out of", " of all", " than", " per")
+_UNREADABLE = ("√", "sqrt", "±", "\\pm", " log", " ln")
+_YEAR = re.compile(r"\b(?:in|by) (?=(?:19|20)\d\d\b)")
+# What follows a number that only describes or compares: 6-inch pencils, 6 more than 12.
+_ATTRIBUTE = re.compile(r"-[a-z]|\s*(?:[a-z]+ )?(?:more|less|fewer|[a-z]+er) (?:[a-z]+ )?than [$]?\d")
+
+
+def plain(statement: str) -> str:
+    """A statement without LaTeX and Markdown, its number words as digits if it has no digits."""
+    if _MARKED.search(statement):
+        for pattern, new in _MARKUP:
+            statement = pattern.sub(new, statement)
+    return statement if DIGIT.search(statement) else spelled_out(statement)
+
+
+def spelled_out(text: str) -> str:
+    """'one hundred and five eggs' -> '105 eggs'."""
+
+    def digits(words: re.Match[str]) -> str:
+        total = group = 0
+        for value in (_WORDS[word] for word in re.split(r"\W+", words[0]) if word != "and"):
+            if value == 100:
+                group = (group or 1) * value
+            elif value > 100:
+                total, group = total + (group or 1) * value, 0
+            else:
+                group += value
+        return str(total + group)
+
+    return _SPELLED.sub(digits, text)
+
+
+def readings(statement: str) -> Iterator[Fraction | None]:
+    """The numbers that a plain statement offers, in order; None for one left open (5 or 6, 3 * 6, 2:3).
+
+    Numbers that belong together count once: '3 * 6 = 18' is 18, '5, 6 or 7' is None, 'not 20 but 18' is 18.
+    """
+    own: list[re.Match[str]] = []
+    known: list[re.Match[str]] = []  # quantities that the answer is compared with; they count when nothing else is left
+    for number in NUMBER.finditer(statement):
+        words = _words_before(number)
+        if not words.endswith(_NEGATED):
+            is_known = number["ratio"] or words.endswith(_REFERENCE) or _ATTRIBUTE.match(statement, number.end())
+            (known if is_known or _YEAR.search(words[-3:] + " " + number[0]) else own).append(number)
+    group: list[tuple[re.Match[str], bool]] = []  # numbers that compete, each with: is it negative
+    left: list[tuple[re.Match[str], bool]] = []  # the left side of an equation: the answer in 18 = 3 * 6
+    is_sum = False
+    end = 0
+    for number in own or known:
+        gap = statement[end : number.start()]
+        end = number.end()
+        is_operator = bool(group) and _OPERATOR.fullmatch(gap) is not None
+        signed = (number, not is_operator and _SIGN.search(gap[-16:]) is not None)
+        if group and ("=" in gap or "≈" in gap):
+            left = left if is_sum else group
+            group, is_sum = [signed], False
+        elif is_operator:
+            is_sum = True
+        elif group and _ALTERNATIVE.fullmatch(gap):
+            group.append(signed)
+        else:
+            if group:
+                yield _agreed(left if is_sum else group)
+            group, left, is_sum = [signed], [], False
+    if group:
+        yield _agreed(left if is_sum else group)
+
+
+def _words_before(number: re.Match[str]) -> str:
+    return (" " + number.string[max(0, number.start() - 20) : number.start()]).rstrip(" $(")
+
+
+def _agreed(group: list[tuple[re.Match[str], bool]]) -> Fraction | None:
+    """The one value of numbers that compete; None when they differ or one is unreadable."""
+    values = {None if _words_before(n).endswith(_UNREADABLE) else number_value(n, negative) for n, negative in group}
+    return values.pop() if len(values) == 1 else None
+
+
+def number_value(number: re.Match[str], negative: bool = False) -> Fraction | None:
+    """Exact value of a `NUMBER`, which holds no sign; None for what only looks like a number."""
+    mixed, date, digits, power, over, ratio, scale, spoiled = number.groups()
+    if spoiled or date or ratio:
+        return None
+    value = _mixed(mixed) if mixed else _digits(digits)
+    if power and value is not None:
+        base, exponent = re.fullmatch(r"\s?(\^|e|[*x]\s?10\s?\^)\s?(.*)", power).groups()  # type: ignore[union-attr]
+        if len(exponent) > 3 or abs(int(exponent)) > MAX_EXPONENT or (base == "^" and value != 10):
+            return None  # of powers, only those of ten are numbers
+        value = Fraction(10) ** int(exponent) * (1 if base == "^" else value)
+    if over and value is not None:
+        below = _digits(over.strip(" /").rstrip(",."))  # None for a second slash: 3/4/2024 is a date
+        value = value / below if below else None
+    if value is None:
+        return None
+    return value * _SCALE.get(scale, 1) * (-1 if negative else 1)
+
+
+def _mixed(text: str) -> Fraction | None:
+    whole, above, below = map(int, re.findall(r"\d+", text))
+    return whole + Fraction(above, below) if below else None
+
+
+def _digits(text: str) -> Fraction | None:
+    """Value of digits with separators, '1,234.50' or '1.234,50'; None when they mean nothing, '1,2,3'."""
+    if len(text) > MAX_NUMBER:
+        return None
+    if text.isdecimal():
+        return Fraction(int(text))
+    if _POINT.fullmatch(text):
+        return Fraction(re.sub(r"[,'_ ]", "", text))
+    if _COMMA.fullmatch(text):
+        return Fraction(re.sub(r"[.' ]", "", text).replace(",", "."))
+    return None
