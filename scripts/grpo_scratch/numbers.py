@@ -1,8 +1,8 @@
 """Numbers as people write them in a statement: `readings` turns '3 * 6 = $1,018.50 a day' into exact fractions.
 
 Nothing is evaluated but single fractions: no sums, no powers but those of ten, no float, no eval. The length of a
-number and the size of an exponent are capped, so that '1e999999999' or a megabyte of digits costs nothing. Statements come in
-lower case, with ASCII digits, and short: the caller bounds them.
+number and the size of an exponent are capped, so that '1e999999999' or a megabyte of digits costs nothing. Statements
+come in lower case, with ASCII digits, and short: the caller bounds them.
 """
 
 import re
@@ -40,7 +40,7 @@ _WORDS = {word: value for value, word in enumerate(_UNITS.split())}
 _WORDS |= {word: 10 * value for value, word in enumerate(_TENS.split(), 2)}
 _WORDS |= {"hundred": 100, "thousand": 1000, "million": 10**6}
 _WORD = "|".join(_WORDS)
-_SPELLED = re.compile(rf"(?<![\w-])(?!one [a-z])(?:{_WORD})(?:(?:\s|-|\sand\s)(?:{_WORD}))*\b")
+_SPELLED = re.compile(rf"(?<![\w-])(?!one [a-z])(?:{_WORD})(?:(?:\s|-|\sand\s)(?:{_WORD})){{0,8}}\b")
 
 DIGIT = re.compile(r"\d")
 NUMBER = re.compile(
