@@ -75,7 +75,7 @@ _ALTERNATIVE = re.compile(
     r"\s*"  # 5 6 7
     r"|[\s%?]*(?:[,;/&|~—?-]|\.\.+|…|\b(?:and|or|to|maybe|perhaps|possibly|vs)\b\.?)"  # 5, 6 | 5-6 | 5 to 6
     r"(?:\s*\b(?:and|or|maybe|perhaps|possibly)\b)*[\s$(]*-?[$]?"
-    r"|(?: [\w%]+){0,2} and [$]?|(?: (?!round)[\w%]+)? to [$]?|.*(?:\bor\b|或).*"  # 5 eggs and 6 | 5, if cold, or 6
+    r"|(?: [\w%]+){0,2} and [$]?|(?: (?!round)[\w%]+)? to [$]?|.*(?:\bor\b|[或<>≤≥]).*"  # 5 eggs and 6 | 5, if cold, or 6
 )
 # Words right before a number, by what they make of it: not the answer | a known quantity | no plain number.
 _NEGATED = (" not", "n't", " never", " rather than", " instead of")

@@ -14,7 +14,7 @@ bounded window. Values are exact fractions, compared without a tolerance.
 import re
 import unicodedata
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -64,7 +64,18 @@ class _Alphabet(dict[int, str]):
 
 
 _ALPHABET = _Alphabet({code: chr(code) for code in range(128)})
-_SAME = {"−–‐‑﹣⁻": "-", "’‘ʼ′": "'", "×·⋅✕": "*", "⁄∕": "/", "、٬": ",", "٫": ".", "→⇒": "=", "∶": ":", "。": ". "}
+_SAME = {
+    "−–‐‑﹣⁻": "-",
+    "’‘ʼ′": "'",
+    "×·⋅✕": "*",
+    "⁄∕": "/",
+    "、٬": ",",
+    "٫": ".",
+    "→⇒": "=",
+    "∶": ":",
+    "。": ". ",
+    "\ufe0f\u20e3": "",
+}
 _ALPHABET.update({ord(char): one for chars, one in _SAME.items() for char in chars})
 
 
@@ -132,6 +143,7 @@ _CORRECTION = re.compile(
 )
 _CONFIRMED = re.compile(r"(?<!not )\b(?:correct|right|confirms?|matches|consistent|yes|indeed|stands|verified)\b")
 _OR = re.compile(r"[\s.,;]*+or\b[^.\n]{0,60}\d")
+_MAYBE = re.compile("could be|might be|may be|maybe|perhaps|possibly")
 _GUESS = re.compile(r"[\W_]*+(?:(?:or|and|maybe|perhaps|possibly|also|alternatively|the|final|correct)\b[\W_]*+){0,4}")
 _CHECK = re.compile(
     r"(?:to |we can |you can |let's |let me |let us )(?:quickly )?(?:double[- ]?check|verify|check)"
@@ -139,7 +151,7 @@ _CHECK = re.compile(
 )
 _EXPLAINED = re.compile(r"[\s.,;:*(—-]*+(?:reason|because|since|explanation|here's|this is|that's|why|as\b|check)")
 _FIRST = re.compile(r"[\s*]*+([^\s.,;:=][^.,;:=\n]{0,40})[.,;:—\n-]")
-_BECAUSE = re.compile(r"because\b|since\b|given that\b")
+_BECAUSE = re.compile(r"because\b|since\b|given that\b|after\b")
 _CONCLUSION = re.compile(r"\b(?:so|thus|therefore|hence|total|finally)\b|=")
 _QUESTION = re.compile(r"\s*(?:or |so )?(?:is|are|does|do|can|could|would|should|may|perhaps|maybe|what|how|why)\b")
 _BULLET = re.compile(r"^\s*(?:(?:[-•+*]|\d\d?[.)])\s+(?=.*\d))?")
@@ -178,17 +190,18 @@ def extract_answer(text: Completion) -> Answer:
             return Answer(later.value, "correction" if later.value is not None else later.kind)
         if _WRONG.search(tail):
             return Answer(None, "undecided")
-    if last.value is None or _REFUSAL.search(tail) or _OR.match(tail) or (cues and _guesses(seen, cues[-1], cue, last)):
+    if last.value is None or _REFUSAL.search(tail) or _OR.match(tail) or _is_guess(seen, cues, cue, last):
         return Answer(None, "undecided")
     return Answer(last.value, last.kind)
 
 
-def _guesses(text: str, cue: re.Match[str], last_cue: re.Match[str], last: _Commit) -> bool:
-    """Do two cues in a row state different numbers in the same way, with nothing said in between?"""
-    if cue[0] != last_cue[0] or not (before := _commit(text, cue)):
+def _is_guess(text: str, earlier: Iterable[re.Match[str]], cue: re.Match[str], last: _Commit) -> bool:
+    """Does the cue before it state another number in the same way, with nothing said in between?"""
+    alike = [other for other in earlier if other[0] == cue[0]]
+    before = _commit(text, alike[-1]) if alike else None
+    if not before or before.value == last.value or before.lead != last.lead:
         return False
-    differ = before.value != last.value and before.lead == last.lead
-    return differ and _GUESS.fullmatch(text, before.end, last_cue.start()) is not None
+    return _GUESS.fullmatch(text, before.end, cue.start()) is not None
 
 
 def _commit(text: str, cue: re.Match[str]) -> _Commit | None:
@@ -208,7 +221,7 @@ def _commit(text: str, cue: re.Match[str]) -> _Commit | None:
     lead = text[cue.start() : start]
     line = text[start : start + MAX_STATEMENT].partition("</answer>" if kind == "tag" else "\n")[0]
     statement = _sentence(line) if kind == "phrase" else line
-    end = start + len(statement)
+    end = start + len(statement) + (len("</answer>") if kind == "tag" else 0)
     if kind == "hash" and _HEADING.match(statement):
         return None
     if direct := _direct(statement):
@@ -230,6 +243,7 @@ def _opens_solution(rest: str, text: str, end: int) -> bool:
     """
     rest = rest.partition("(")[0]
     more = "=" in rest or rest.count(" ") > 4 or DIGIT.search(rest)
+    more = more or (rest.strip(" .*") and _CONCLUSION.search(text, end))
     goes_on = DIGIT.search(text, end) and not _EXPLAINED.match(text, end) and not _CHECK.search(text, end)
     return bool(more and goes_on)
 
@@ -273,8 +287,9 @@ def _last_statement(text: str) -> Answer:
     text = _without_check(text)
     begin, end = _last_sentence(text)
     sentence, after = text[begin:end], text[end:]
+    guessed = _OR.match(sentence) or len(_MAYBE.findall(text, max(0, begin - 80), end)) > 1
     asked = _QUESTION.match(sentence) and after.startswith("?")
-    if asked or _REFUSAL.search(sentence) or _REFUSAL.search(after) or _WRONG.search(after):
+    if guessed or asked or _REFUSAL.search(sentence) or _REFUSAL.search(after) or _WRONG.search(after):
         return Answer(None, "undecided")
     above = text[max(0, begin - MAX_STATEMENT) : begin].rstrip().rpartition("\n")[2]
     if above.strip() != sentence.strip() and _BARE.fullmatch(_item(sentence)) and _BARE.fullmatch(_item(above)):
@@ -311,7 +326,7 @@ def _last_sentence(text: str) -> tuple[int, int]:
     """Where the last sentence with a digit begins and ends."""
     last = max(map(text.rfind, "0123456789"))
     begin = max(0, last - MAX_STATEMENT)
-    for stop in _STOP.finditer(text, begin, last):
+    for stop in _STOP.finditer(text, begin, last + 1):
         begin = stop.end()
     return begin, last + len(_sentence(text[last : last + MAX_STATEMENT]))
 
