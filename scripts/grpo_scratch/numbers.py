@@ -75,13 +75,13 @@ _ALTERNATIVE = re.compile(
     r"\s*"  # 5 6 7
     r"|[\s%?]*(?:[,;/&|~—?-]|\.\.+|…|\b(?:and|or|to|maybe|perhaps|possibly|vs)\b\.?)"  # 5, 6 | 5-6 | 5 to 6
     r"(?:\s*\b(?:and|or|maybe|perhaps|possibly)\b)*[\s$(]*-?[$]?"
-    r"|(?: [\w%]+){0,2} and [$]?|(?: (?!round)[\w%]+)? to [$]?|.*(?:\bor\b|[或<>≤≥]).*"  # 5 eggs and 6 | 5, if cold, or 6
+    r"|(?: [\w%]+){0,2} and [$]?|(?: (?!round)[\w%]+)? to [$]?|.*(?:\bor\b|[或<>≤≥]).*"  # 5 eggs and 6 | 5, or 6
 )
 # Words right before a number, by what they make of it: not the answer | a known quantity | no plain number.
 _NEGATED = (" not", "n't", " never", " rather than", " instead of")
 _REFERENCE = (" the", " out of", " of all", " than", " per")
 _UNREADABLE = ("√", "sqrt", "±", "\\pm", " log", " ln")
-_YEAR = re.compile(r"\b(?:in|by) (?=(?:19|20)\d\d\b)")
+_YEAR = re.compile(r"(?:19|20)\d\d")
 # What follows a number that only describes or compares: 6-inch pencils, 6 more than 12.
 _ATTRIBUTE = re.compile(r"-[a-z]|\s*(?:[a-z]+ )?(?:more|less|fewer|[a-z]+er) (?:[a-z]+ )?than [$]?\d")
 
@@ -122,7 +122,9 @@ def readings(statement: str) -> Iterator[Fraction | None]:
         words = _words_before(number)
         if not words.endswith(_NEGATED):
             is_known = number["ratio"] or words.endswith(_REFERENCE) or _ATTRIBUTE.match(statement, number.end())
-            (known if is_known or _YEAR.search(words[-3:] + " " + number[0]) else own).append(number)
+            (known if is_known or (_YEAR.fullmatch(number[0]) and words.endswith((" in", " by"))) else own).append(
+                number
+            )
     group: list[tuple[re.Match[str], bool]] = []  # numbers that compete, each with: is it negative
     left: list[tuple[re.Match[str], bool]] = []  # the left side of an equation: the answer in 18 = 3 * 6
     is_sum = False
@@ -131,7 +133,8 @@ def readings(statement: str) -> Iterator[Fraction | None]:
         gap = statement[end : number.start()]
         end = number.end()
         is_operator = bool(group) and _OPERATOR.fullmatch(gap) is not None
-        signed = (number, not is_operator and _SIGN.search(gap[-16:]) is not None)
+        negative = not is_operator and ("-" in gap or "minus" in gap or "negative" in gap) and _SIGN.search(gap[-16:])
+        signed = (number, bool(negative))
         if group and ("=" in gap or "≈" in gap):
             left = left if is_sum else group
             group, is_sum = [signed], False
@@ -153,8 +156,8 @@ def _words_before(number: re.Match[str]) -> str:
 
 def _agreed(group: list[tuple[re.Match[str], bool]]) -> Fraction | None:
     """The one value of numbers that compete; None when they differ or one is unreadable."""
-    values = {None if _words_before(n).endswith(_UNREADABLE) else number_value(n, negative) for n, negative in group}
-    return values.pop() if len(values) == 1 else None
+    values = [None if _words_before(n).endswith(_UNREADABLE) else number_value(n, negative) for n, negative in group]
+    return values[0] if values and all(value == values[0] for value in values[1:]) else None
 
 
 def number_value(number: re.Match[str], negative: bool = False) -> Fraction | None:
@@ -171,9 +174,9 @@ def number_value(number: re.Match[str], negative: bool = False) -> Fraction | No
     if over and value is not None:
         below = _digits(over.strip(" /").rstrip(",."))  # None for a second slash: 3/4/2024 is a date
         value = value / below if below else None
-    if value is None:
-        return None
-    return value * _SCALE.get(scale, 1) * (-1 if negative else 1)
+    if scale and value is not None:
+        value *= _SCALE[scale]
+    return -value if negative and value is not None else value
 
 
 def _mixed(text: str) -> Fraction | None:

@@ -242,10 +242,9 @@ def _opens_solution(rest: str, text: str, end: int) -> bool:
     follows the first number of the statement, `end` is where the statement ends in `text`.
     """
     rest = rest.partition("(")[0]
-    more = "=" in rest or rest.count(" ") > 4 or DIGIT.search(rest)
-    more = more or (rest.strip(" .*") and _CONCLUSION.search(text, end))
-    goes_on = DIGIT.search(text, end) and not _EXPLAINED.match(text, end) and not _CHECK.search(text, end)
-    return bool(more and goes_on)
+    more = "=" in rest or rest.count(" ") > 4 or DIGIT.search(rest) is not None
+    more = more or (rest.strip(" .*") != "" and _CONCLUSION.search(text, end) is not None)
+    return more and bool(DIGIT.search(text, end) and not _EXPLAINED.match(text, end) and not _CHECK.search(text, end))
 
 
 def _box(text: str, start: int) -> tuple[str, int]:
@@ -286,18 +285,20 @@ def _last_statement(text: str) -> Answer:
         return Answer(first.value, "first")
     text = _without_check(text)
     begin, end = _last_sentence(text)
-    sentence, after = text[begin:end], text[end:]
+    sentence = text[begin:end]
     guessed = _OR.match(sentence) or len(_MAYBE.findall(text, max(0, begin - 80), end)) > 1
-    asked = _QUESTION.match(sentence) and after.startswith("?")
-    if guessed or asked or _REFUSAL.search(sentence) or _REFUSAL.search(after) or _WRONG.search(after):
+    asked = text[end : end + 1] == "?" and _QUESTION.match(sentence)
+    if guessed or asked or _REFUSAL.search(text, begin) or _WRONG.search(text, end):
         return Answer(None, "undecided")
-    above = text[max(0, begin - MAX_STATEMENT) : begin].rstrip().rpartition("\n")[2]
-    if above.strip() != sentence.strip() and _BARE.fullmatch(_item(sentence)) and _BARE.fullmatch(_item(above)):
-        return Answer(None, "undecided")  # a list of guesses, one a line
+    item = _item(sentence)
+    if _BARE.fullmatch(item):
+        above = text[max(0, begin - MAX_STATEMENT) : begin].rstrip().rpartition("\n")[2]
+        if above.strip() != sentence.strip() and _BARE.fullmatch(_item(above)):
+            return Answer(None, "undecided")  # a list of guesses, one a line
     for bold in reversed(list(_BOLD.finditer(sentence))):
         if "=" not in sentence[bold.end() :] and (direct := _direct(bold[1])):
             return Answer(direct.value, "bold" if direct.value is not None else "undecided")
-    value = _conclusion(_item(sentence), text[:begin])
+    value = _conclusion(item, text[:begin])
     return Answer(value, "last_number" if value is not None else "undecided")
 
 
@@ -387,11 +388,12 @@ def agrees(answer: Answer, gold: str, completion: Completion) -> bool:
 
     '26 billion miles' is 26000000000 and also answers a question that asks for billions, whose reference is 26.
     """
-    reference = parse_gold(gold)
-    if answer.value is None or answer.value == reference or not reference:
-        return answer.value == reference
-    named = {Fraction(1000): "thousand", Fraction(10**6): "million", Fraction(10**9): "billion"}
-    scale = named.get(answer.value / reference)
+    value, reference = answer.value, parse_gold(gold)
+    if value is None or value == reference:
+        return value is not None
+    if not reference or value.numerator % 1000:
+        return False
+    scale = {Fraction(1000): "thousand", Fraction(10**6): "million", Fraction(10**9): "billion"}.get(value / reference)
     return scale is not None and scale in (visible_text(completion) or "")
 
 
