@@ -1,7 +1,7 @@
 # The whole pipeline and its tests, in an environment of their own: .venv, built on first use and used again.
 .PHONY: run test lint lock clean
 
-# The list of packages for this machine, and a Python that it fits. Either may be given: make run PYTHON=/opt/python3.12/bin/python3
+# The list of packages for this machine, and a Python that it fits. Either may be given: make run PYTHON=/path/to/python3.12
 LIST := $(shell if [ "$$(uname)" = Darwin ]; then echo macos; elif nvidia-smi >/dev/null 2>&1; then echo linux-cuda; else echo linux-cpu; fi)
 SUPPORTED := -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))'
 PYTHON = $(shell for p in python3 python3.12 python3.11; do $$p $(SUPPORTED) 2>/dev/null && echo $$p && break; done)
