@@ -37,7 +37,9 @@ def _checked(row: Any) -> dict[str, Any]:
     if missing := [field for field in ("completion", "gold") if field not in row]:
         raise ValueError(f"no field {' and no field '.join(missing)}; it has {', '.join(row) or 'none'}")
     messages = row["completion"]
-    if not isinstance(messages, str) and not (isinstance(messages, list) and all(isinstance(m, dict) for m in messages)):
+    if not isinstance(messages, str) and not (
+        isinstance(messages, list) and all(isinstance(m, dict) for m in messages)
+    ):
         raise ValueError(f"completion is neither text nor a list of chat messages but {type(messages).__name__}")
     row["gold"] = str(row["gold"])
     parse_gold(row["gold"])
@@ -57,10 +59,16 @@ def dispute(row: dict[str, Any]) -> str | None:
         return f"wrong ({answer.kind}), but the #### line is right"
     if answer.value is None:
         said = (spoken_text(row["completion"]) or "").replace(",", "")
-        return f"no answer ({answer.kind}), but the reference number occurs" if row["gold"].replace(",", "") in said else None
+        return (
+            f"no answer ({answer.kind}), but the reference number occurs"
+            if row["gold"].replace(",", "") in said
+            else None
+        )
     if gold and answer.value in (gold / 100, gold * 100, -gold):
         return f"wrong, but {answer.value} is the reference in other units or with another sign"
-    return f"wrong, but {float(answer.value):g} is close" if abs(answer.value - gold) < max(1, abs(gold) / 100) else None
+    return (
+        f"wrong, but {float(answer.value):g} is close" if abs(answer.value - gold) < max(1, abs(gold) / 100) else None
+    )
 
 
 def _share(count: int, total: int) -> str:

@@ -16,6 +16,7 @@ MAX_EXPONENT = 30  # of scientific notation
 _MARKUP = [(re.compile(pattern), new) for pattern, new in (
     (r"\\[dtc]?frac\s*\{\s*(-?[\d.,]{1,30})\s*\}\s*\{\s*([\d.,]{1,30})\s*\}", r" \1/\2 "),
     (r"\\[dtc]?frac\s*(\d)\s*(\d)", r" \1/\2 "),
+    (r"(?<=\d)\*\*(?=\d)", "^"),
     (r"\{,\}", ","),
     (r"\\!", ""),
     (r"\\[,;: ]|~|\\q?quad\b", " "),

@@ -106,7 +106,13 @@ def visible_text(completion: Completion) -> str | None:
 
 # 2. The statement that commits
 
-# Every alternative starts with a literal: that lets the engine skip through a long text.
+
+def _words(*words: str, or_else: str = "") -> re.Pattern[str]:
+    """A pattern for whole words. What meets a whole text starts with a literal, which lets the engine skip ahead."""
+    patterns = [rf"{word[0]}(?<![a-z]{word[0]}){word[1:]}(?![a-z])" for word in words]
+    return re.compile("|".join([*patterns, or_else] if or_else else patterns))
+
+
 _CUE = re.compile(
     r"####\#*+|\\boxed|\\fbox|\\framebox|<answer>|answer|respuesta|réponse|antwort|risposta|resposta|ответ|答案|答え|정답"
     r"|final (?:result|total|value|amount|number|count|cost|price)\b|correct(?:ed)? (?:result|total|value|amount)\b"
@@ -127,32 +133,48 @@ _LEAD = re.compile(
 )
 _HEADING = re.compile(r"[\s*]*(?:(?:step|part|case|question|problem|section|day|week|method)\b|\d\d?[.)]\s+[a-z])")
 _STOP = re.compile(r"\n|[.!?](?=\s+[^\s\d]|\s*$)")
-_ALGEBRA = re.compile(r"(?<![a-z])[a-z]\s*[-+*]|[-+*]\s*[a-z](?![a-z])")  # x + 18 in a box is no number
+_ALGEBRA = re.compile(r"(?<![a-z0-9])[a-z]\s*[-+*]|[-+*]\s*[a-z](?![a-z])")  # x + 18 in a box is no number
 
-_REFUSAL = re.compile(
-    r"(?:cannot|can't|can not|could not|couldn't|unable to|not able to|impossible to|do not|don't) "
-    r"(?:be )?(?:determine|know|answer|solve|tell|say|calculate|compute)|(?:not enough|insufficient) information"
+_NOT_ABLE = (
+    "cannot",
+    "can't",
+    "can not",
+    "could not",
+    "couldn't",
+    "unable to",
+    "not able to",
+    "impossible to",
+    "do not",
+    "don't",
 )
+_REFUSAL = _words(
+    *(f"{words} (?:be )?(?:determined?|know|answer|solve|tell|say|calculate|compute)" for words in _NOT_ABLE),
+    "not enough information", "insufficient information",
+)  # fmt: skip
 _WRONG = re.compile(  # said of the answer itself; "4 wrong answers" may well be the answer
-    r"(?:\bis|\bwas|'s|\bseems|\blooks) (?:wrong|incorrect|a mistake|an error)\b|(?:n't|\bnot) (?:right|correct)\b"
-    r"|\bmade an? (?:mistake|error)\b|\bscratch that\b|(?:^|[.!?]\s)(?:wrong|incorrect|mistake)\b[.!:,]"
+    r" (?:is|was|seems|looks) (?:wrong|incorrect|a mistake|an error)\b|'s (?:wrong|incorrect|a mistake|an error)\b"
+    r"|n't (?:right|correct)\b| not (?:right|correct)\b|made an? (?:mistake|error)\b|scratch that\b"
+    r"|\. (?:wrong|incorrect|mistake)[.!:,]|! (?:wrong|incorrect|mistake)[.!:,]"
 )
-_CORRECTION = re.compile(
-    r"\b(?:wait|actually|correction|oops|sorry|should (?:be|have been)|i mean|i meant|on second thought|no,"
-    rf"|let me (?:redo|recalculate|correct|fix))|{_WRONG.pattern}"
-)
-_CONFIRMED = re.compile(r"(?<!not )\b(?:correct|right|confirms?|matches|consistent|yes|indeed|stands|verified)\b")
+_CORRECTION = _words(
+    "wait", "actually", "correction", "oops", "sorry", "should (?:be|have been)", "i meant?", "on second thought",
+    "no,", "let me (?:redo|recalculate|correct|fix)", or_else=_WRONG.pattern,
+)  # fmt: skip
+_CONFIRMED = _words("correct", "right", "confirms?", "matches", "consistent", "yes", "indeed", "stands", "verified")
+_CONCLUSION = _words("so", "thus", "therefore", "hence", "total", "finally", or_else="=")
 _OR = re.compile(r"[\s.,;]*+or\b[^.\n]{0,60}\d")
 _MAYBE = re.compile("could be|might be|may be|maybe|perhaps|possibly")
 _GUESS = re.compile(r"[\W_]*+(?:(?:or|and|maybe|perhaps|possibly|also|alternatively|the|final|correct)\b[\W_]*+){0,4}")
-_CHECK = re.compile(
-    r"(?:to |we can |you can |let's |let me |let us )(?:quickly )?(?:double[- ]?check|verify|check)"
-    r"(?:[,:.]| (?:that|this|our|my|the|if|it|whether|by)\b)|(?:check|verification|proof)\s?:"
-)
+_CHECK = _words(
+    *(
+        rf"{words} (?:quickly )?(?:double[- ]?check|verify|check)(?:[,:.]| (?:that|this|our|my|the|if|it|whether|by)\b)"
+        for words in ("to", "we can", "you can", "let's", "let me", "let us")
+    ),
+    r"check\s?:", r"verification\s?:", r"proof\s?:",
+)  # fmt: skip
 _EXPLAINED = re.compile(r"[\s.,;:*(—-]*+(?:reason|because|since|explanation|here's|this is|that's|why|as\b|check)")
 _FIRST = re.compile(r"[\s*]*+([^\s.,;:=][^.,;:=\n]{0,40})[.,;:—\n-]")
 _BECAUSE = re.compile(r"because\b|since\b|given that\b|after\b")
-_CONCLUSION = re.compile(r"\b(?:so|thus|therefore|hence|total|finally)\b|=")
 _QUESTION = re.compile(r"\s*(?:or |so )?(?:is|are|does|do|can|could|would|should|may|perhaps|maybe|what|how|why)\b")
 _BULLET = re.compile(r"^\s*(?:(?:[-•+*]|\d\d?[.)])\s+(?=.*\d))?")
 _BARE = re.compile(r"[\s*_$(-]*\d[\d.,]*[\s*_$%).,;?]*")  # a line that is only a number
@@ -305,9 +327,11 @@ def _last_statement(text: str) -> Answer:
 def _answer_first(text: str) -> _Direct | None:
     """The number of '42 jars. Reason: 6 shelves hold 7 each.', or of a first line '42' above an explanation."""
     first = _FIRST.match(text)
-    if not first or not text.lstrip().startswith(_item(text[:MAX_STATEMENT])):  # none, or the first of a list
+    if not first:
         return None
     explained = _EXPLAINED.match(text, first.end() - 1)
+    if not explained and not text.lstrip().startswith(_item(text[:MAX_STATEMENT])):  # the first of a list
+        return None
     below = first[0][-1] == "\n" and text[first.end() :].lstrip()[:1].isalpha()
     below = below and not _CONCLUSION.search(text, first.end())
     direct = _direct(first[1]) if explained or below else None
@@ -369,7 +393,7 @@ def _last(values: Iterator[Fraction | None]) -> Fraction | None:
 # Rewards
 
 _HASH_LINE = re.compile(r"#### (-?(?:\d{1,40}|[1-9]\d{0,2}(?:,\d{3}){1,12})(?:\.\d{1,20})?)[ \t\r]*", re.ASCII)
-_GOLD = re.compile(r"([\s$+-]*)([\d.].*?)[\s$%.]*", re.DOTALL)
+_GOLD = re.compile(r"([\s$+]*-?[\s$+]*)([\d.].*?)[\s$%.]*", re.DOTALL)
 
 
 @lru_cache(maxsize=65_536)  # a reference answer is met once per completion of its group
