@@ -1,27 +1,30 @@
 """Grade anyone's completions: `python -m scripts.grade FILE.jsonl` prints the score and the rows worth a second look.
 
-FILE has one JSON object a line, with `completion` (text, or chat messages) and `gold` (the reference number); `truncated`
-(true or false) is optional. The `samples.jsonl` of a run is such a file. Exit status: 0; 1 when lines were damaged (they are
-named and left out); 2 when nothing could be graded.
+FILE has one JSON object a line, with `completion` (text, or chat messages) and `gold` (the reference number);
+`truncated` (true or false) is optional. The `samples.jsonl` of a run is such a file.
+
+Exit status: 0; 1 when lines were damaged (they are named and left out); 2 when nothing could be graded.
 """
 
 import argparse
 import json
+import re
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 from scipy.stats import binomtest
 
-from scripts.grpo_scratch.rewards import extract_answer, parse_gold, spoken_text, strict_answer
+from scripts.grpo_scratch.rewards import agrees, extract_answer, parse_gold, spoken_text, strict_answer, strict_match
 
 WEAK = {"correction", "bold", "first", "last_number"}  # kinds of answer that had to be read out of running text
 
 
 def rows(path: Path) -> Iterator[tuple[int, dict[str, Any] | str]]:
-    """(line number, row) of a JSONL file, in order; for a damaged line the reason instead of the row. Blank lines are skipped."""
+    """(line number, row) of a JSONL file without its blank lines; of a damaged line, the reason instead of the row."""
     with path.open("rb") as lines:
         for number, line in enumerate(lines, 1):
             if line.strip():
@@ -36,11 +39,9 @@ def _checked(row: Any) -> dict[str, Any]:
         raise ValueError(f"expected an object with completion and gold, found {type(row).__name__}")
     if missing := [field for field in ("completion", "gold") if field not in row]:
         raise ValueError(f"no field {' and no field '.join(missing)}; it has {', '.join(row) or 'none'}")
-    messages = row["completion"]
-    if not isinstance(messages, str) and not (
-        isinstance(messages, list) and all(isinstance(m, dict) for m in messages)
-    ):
-        raise ValueError(f"completion is neither text nor a list of chat messages but {type(messages).__name__}")
+    said = row["completion"]
+    if not isinstance(said, str) and not (isinstance(said, list) and all(isinstance(turn, dict) for turn in said)):
+        raise ValueError(f"completion is neither text nor a list of chat messages but {type(said).__name__}")
     row["gold"] = str(row["gold"])
     parse_gold(row["gold"])
     return row
@@ -49,7 +50,8 @@ def _checked(row: Any) -> dict[str, Any]:
 def dispute(row: dict[str, Any]) -> str | None:
     """Why a reader might grade this row otherwise; None if there is no doubt."""
     answer, strict, gold = extract_answer(row["completion"]), strict_answer(row["completion"]), parse_gold(row["gold"])
-    if answer.value == gold:
+    value = answer.value
+    if agrees(answer, row["gold"], row["completion"]):
         if strict is not None and strict != gold:
             return f"right, but the #### line says {strict}"
         if answer.kind in WEAK:
@@ -57,18 +59,13 @@ def dispute(row: dict[str, Any]) -> str | None:
         return "right, but truncated" if row.get("truncated") else None
     if strict == gold:
         return f"wrong ({answer.kind}), but the #### line is right"
-    if answer.value is None:
-        said = (spoken_text(row["completion"]) or "").replace(",", "")
-        return (
-            f"no answer ({answer.kind}), but the reference number occurs"
-            if row["gold"].replace(",", "") in said
-            else None
-        )
-    if gold and answer.value in (gold / 100, gold * 100, -gold):
-        return f"wrong, but {answer.value} is the reference in other units or with another sign"
-    return (
-        f"wrong, but {float(answer.value):g} is close" if abs(answer.value - gold) < max(1, abs(gold) / 100) else None
-    )
+    if value is None:
+        occurs = re.search(rf"(?<![\d.,]){re.escape(row['gold'])}(?![\d.,]*\d)", spoken_text(row["completion"]) or "")
+        return f"no answer ({answer.kind}), but the reference number occurs" if occurs else None
+    if gold and value in (gold / 100, gold * 100, -gold):
+        return f"wrong, but {value} is the reference in other units or with another sign"
+    near = max(Fraction(1), abs(gold) / 100)
+    return f"wrong, but {value} is close" if abs(value - gold) < near else None
 
 
 def _share(count: int, total: int) -> str:
@@ -104,10 +101,9 @@ def main() -> int:
         print(f"nothing to grade in {path}: each line needs the fields completion and gold", file=sys.stderr)
         return 2
 
-    golds = [parse_gold(row["gold"]) for _, row in graded]
     answers = [extract_answer(row["completion"]) for _, row in graded]
-    flexible = sum(answer.value == gold for answer, gold in zip(answers, golds, strict=True))
-    strict = sum(strict_answer(row["completion"]) == gold for (_, row), gold in zip(graded, golds, strict=True))
+    flexible = sum(agrees(a, row["gold"], row["completion"]) for a, (_, row) in zip(answers, graded, strict=True))
+    strict = sum(strict_match(row["completion"], row["gold"]) for _, row in graded)
     kinds = Counter(answer.kind for answer in answers).most_common()
     disputes = [(number, row, reason) for number, row in graded if (reason := dispute(row))]
 

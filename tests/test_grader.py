@@ -690,8 +690,8 @@ def test_grader_survives_hostile_text(completion: str) -> None:
 
 ORDINARY = [
     "Rosa bakes 16 rolls every morning. She keeps 3 for breakfast and gives 4 to her neighbour, so 16 - 3 - 4 = 9 "
-    "rolls are left for the market.\nShe sells each of the 9 rolls for $2, which makes 9 * 2 = $18 on every market day, "
-    "and that is all she takes home after a long morning in the bakery.\n#### 18",
+    "rolls are left for the market.\nShe sells each of the 9 rolls for $2, which makes 9 * 2 = $18 on every market "
+    "day, and that is all she takes home after a long morning in the bakery.\n#### 18",
     "To find the total, we add what was picked on both days. On Monday they picked 24 apples, and on Tuesday twice as "
     "many, which is 2 * 24 = 48 apples. Altogether they picked 24 + 48 = 72 apples in two days.\n\n**Final Answer:** "
     "\\(\\boxed{72}\\)\n\nI hope that this explanation is clear enough for you.",
