@@ -21,6 +21,11 @@ if workflow.is_main_process and config["scale"] == "auto":
 PYTHON = sys.executable
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
 os.environ["PYTHONUNBUFFERED"] = "1"
+# Everything stays in the project's folder, and nobody counts who runs it.
+os.environ.setdefault("VLLM_CACHE_ROOT", str(ROOT / ".cache" / "vllm"))
+os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+# Threads that spin while they wait make everything many times slower as soon as another process wants a core.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # `--cores 1` means one stage at a time, not one thread: Snakemake would hold every stage to a single one.
 shell.prefix("set -euo pipefail; unset OMP_NUM_THREADS MKL_NUM_THREADS OPENBLAS_NUM_THREADS; ")
 

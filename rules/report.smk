@@ -7,7 +7,9 @@ rule page:
         evals=lambda wildcards: expand("results/{run}/eval.json", run=overlaid_runs(wildcards)),
         samples=lambda wildcards: expand("results/{run}/samples.jsonl", run=overlaid_runs(wildcards)),
         template=sorted(
-            f"reports/{path.name}" for path in (ROOT / "reports").iterdir() if path.suffix in (".j2", ".css", ".js")
+            f"reports/{path.name}"
+            for path in (ROOT / "reports").iterdir()
+            if path.suffix in (".j2", ".css", ".js", ".toml")
         ),
         sources=imported_sources("scripts.report"),
     output:

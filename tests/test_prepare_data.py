@@ -12,7 +12,8 @@ import pyarrow.parquet
 import pytest
 from fake_hub import COMMIT, NAME, Hub, ModelScope, run
 
-from scripts.prepare.data import DataError, decimal_text, prepare, read_rows, split_validation
+from scripts.prepare.data import prepare, split_validation
+from scripts.prepared import DataError, decimal_text, read_rows
 
 REAL = Path(__file__).parents[1].parent / "shared" / "gsm8k"
 FILES = ("train.jsonl", "validation.jsonl", "test.jsonl")

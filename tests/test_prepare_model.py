@@ -12,7 +12,8 @@ import pytest
 from fake_hub import COMMIT, NAME, Hub, ModelScope, run, start
 from safetensors.numpy import save, save_file
 
-from scripts.prepare.model import ModelFilesError, prepare, verify, write_record
+from scripts.prepare.model import prepare
+from scripts.prepared import ModelFilesError, verify, write_record
 
 TOKEN = "hf_secretsecretsecret"
 FROM_HUB = {"source": "hub", "name": NAME, "revision": COMMIT}

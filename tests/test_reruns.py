@@ -1,4 +1,4 @@
-"""What runs again after which change: the README's table, row by row, on a finished copy and with the real Snakemake."""
+"""What runs again after which change: the README's table, row by row, on a finished copy, with the real Snakemake."""
 
 import re
 import shutil
@@ -11,7 +11,10 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PROJECT = ["config.yaml", "workflow", "rules", "scripts", "reports"]
-PREPARED = ["models/demo/model.json", *(f"data/demo/{n}" for n in ("train.jsonl", "validation.jsonl", "test.jsonl", "data.json"))]
+PREPARED = [
+    "models/demo/model.json",
+    *(f"data/demo/{n}" for n in ("train.jsonl", "validation.jsonl", "test.jsonl", "data.json")),
+]
 EVALUATED = ["eval.json", "samples.jsonl"]
 TRAINED = ["metrics.csv", "manifest.json", "model/model.json", "report.html"]
 
@@ -22,7 +25,10 @@ BASELINE = ["evaluate baseline"]
 
 def snakemake(folder: Path, *arguments: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-m", "snakemake", *arguments, "--config", "scale=demo"], cwd=folder, capture_output=True, text=True
+        [sys.executable, "-m", "snakemake", *arguments, "--config", "scale=demo"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
     )
     output = done.stdout + done.stderr
     assert done.returncode == 0, output
@@ -82,7 +88,12 @@ def edit(module: str) -> Callable[[Path], None]:
 
 
 def touch_everything(folder: Path) -> None:
-    for path in [*folder.glob("scripts/**/*.py"), *folder.glob("data/**/*"), *folder.glob("models/**/*"), folder / "config.yaml"]:
+    for path in [
+        *folder.glob("scripts/**/*.py"),
+        *folder.glob("data/**/*"),
+        *folder.glob("models/**/*"),
+        folder / "config.yaml",
+    ]:
         if path.is_file():
             path.touch()
 
@@ -103,7 +114,12 @@ CHANGES = {
     "1.0 written as 1": (replace("config.yaml", "temperature: 1.0", "temperature: 1"), []),
     "a touch of every file": (touch_everything, []),
     "tracking": (replace("config.yaml", "tracking: none", "tracking: tensorboard"), []),
-    "a new run": (replace("config.yaml", "  trl: {trainer: trl}", "  trl: {trainer: trl}\n  hot: {trainer: scratch, epsilon: 0.1}"), []),
+    "a new run": (
+        replace(
+            "config.yaml", "  trl: {trainer: trl}", "  trl: {trainer: trl}\n  hot: {trainer: scratch, epsilon: 0.1}"
+        ),
+        [],
+    ),
     "the other scale's value": (replace("config.yaml", "steps: {full: 200,", "steps: {full: 100,"), []),
     "a report setting": (replace("config.yaml", "smoothing: 10", "smoothing: 5"), PAGES),
     "an override of the scratch run": (
@@ -112,16 +128,32 @@ CHANGES = {
     ),
     "a shared grpo setting": (replace("config.yaml", "epsilon: 0.2 ", "epsilon: 0.1 "), [*BOTH, *PAGES]),
     "an evaluation setting": (
-        replace("config.yaml", "max_completion_tokens: {full: 512, demo: 40}  # greedy", "max_completion_tokens: 41  # greedy"),
+        replace(
+            "config.yaml",
+            "max_completion_tokens: {full: 512, demo: 40}  # greedy",
+            "max_completion_tokens: 41  # greedy",
+        ),
         ["evaluate scratch", "evaluate trl", *BASELINE, *PAGES],
     ),
-    "an engine setting": (replace("config.yaml", "memory_gib: {full: 6.0, demo: 1.0}", "memory_gib: 2.0"), [*BOTH, *BASELINE, *PAGES]),
+    "an engine setting": (
+        replace("config.yaml", "memory_gib: {full: 6.0, demo: 1.0}", "memory_gib: 2.0"),
+        [*BOTH, *BASELINE, *PAGES],
+    ),
     "a data setting": (replace("config.yaml", "test_rows: 200", "test_rows: 100"), ["data", *BOTH, *BASELINE, *PAGES]),
-    "a model setting": (replace("config.yaml", "careless_share: 0.65", "careless_share: 0.5"), ["model", *BOTH, *BASELINE, *PAGES]),
-    "the prompt": (replace("config.yaml", 'demo: ""', 'demo: "Answer after ####."'), ["model", *BOTH, *BASELINE, *PAGES]),
+    "a model setting": (
+        replace("config.yaml", "careless_share: 0.65", "careless_share: 0.5"),
+        ["model", *BOTH, *BASELINE, *PAGES],
+    ),
+    "the prompt": (
+        replace("config.yaml", 'demo: ""', 'demo: "Answer after ####."'),
+        ["model", *BOTH, *BASELINE, *PAGES],
+    ),
     "grpo.py": (edit("scripts/grpo_scratch/grpo.py"), ["train scratch", "evaluate scratch", *PAGES]),
     "TRL's train.py": (edit("scripts/trl_grpo/train.py"), ["train trl", "evaluate trl", *PAGES]),
-    "the engine, rollout.py": (edit("scripts/grpo_scratch/rollout.py"), ["train scratch", "evaluate scratch", "evaluate trl", *BASELINE, *PAGES]),
+    "the engine, rollout.py": (
+        edit("scripts/grpo_scratch/rollout.py"),
+        ["train scratch", "evaluate scratch", "evaluate trl", *BASELINE, *PAGES],
+    ),
     "the page's template": (edit("reports/template.html.j2"), PAGES),
 }
 

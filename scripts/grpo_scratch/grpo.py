@@ -147,11 +147,13 @@ def grpo_loss(
     return loss, (too_low | too_high) & batch.completion_mask
 
 
-def token_share(mask: torch.Tensor, loss_type: str, sequences: int, tokens: int, max_completion_tokens: int) -> torch.Tensor:
+def token_share(
+    mask: torch.Tensor, loss_type: str, sequences: int, tokens: int, max_completion_tokens: int
+) -> torch.Tensor:
     """How much each token counts in the mean over the step, as (B, 1) fp32.
 
-    `grpo` averages the tokens of a completion, then the completions (DeepSeekMath equation 3); `dapo` and `bnpo` average
-    all tokens of the step (DAPO equation 10; TRL's bnpo averages each micro-batch by itself); `dr_grpo` divides by the
+    `grpo` averages the tokens of a completion, then the completions (DeepSeekMath equation 3); `dapo` and `bnpo`
+    average all tokens of the step (DAPO equation 10; TRL's bnpo averages each micro-batch by itself); `dr_grpo` divides by the
     longest allowed length, so that length is neither rewarded nor punished (arXiv:2503.20783).
     """
     if loss_type == "grpo":

@@ -9,13 +9,20 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 # Must be set before vllm is imported: only an engine in this process lets its weights be written directly.
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+# Its warnings come by the dozen and mostly on every start or push; VLLM_LOGGING_LEVEL=INFO brings them back.
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 
 import torch
+
+if not torch.cuda.is_available():
+    # vLLM compiles its CPU sampler with g++ at every start: seconds that a small model never gets back, and it fails
+    # where the project's path holds a space.
+    os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
+
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedTokenizerBase
 
 from scripts.prompts import prompt_text
@@ -41,14 +48,23 @@ class Sample:
     text: str
 
 
+class Sampling(NamedTuple):
+    """How to sample; every value is given, so that no model's defaults creep in."""
+
+    n: int  # completions of each prompt
+    max_tokens: int
+    temperature: float = 1.0  # 0: greedy
+    top_p: float = 1.0
+    top_k: int = 0  # 0: every token
+
+
 class Engine(Protocol):
     """What training and evaluation need of a sampler."""
 
     name: str
 
-    def generate(self, prompts: list[list[int]], n: int, max_tokens: int, temperature: float, top_p: float = 1.0,
-                 top_k: int = 0) -> list[list[Completion]]:
-        """Sample `n` completions of each prompt (token ids). Temperature 0 is greedy; top_k 0 keeps every token."""  # fmt: skip
+    def generate(self, prompts: list[list[int]], sampling: Sampling) -> list[list[Completion]]:
+        """Sample `sampling.n` completions of each prompt (token ids)."""
         ...
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
@@ -56,8 +72,9 @@ class Engine(Protocol):
         ...
 
 
-def build_engine(model_dir: Path, name: str, memory_gib: float, max_length: int, max_sequences: int, precision: str,
-                 seed: int) -> Engine:
+def build_engine(
+    model_dir: Path, name: str, memory_gib: float, max_length: int, max_sequences: int, precision: str, seed: int
+) -> Engine:
     """The sampler for `model_dir`.
 
     Args:
@@ -77,11 +94,19 @@ def build_engine(model_dir: Path, name: str, memory_gib: float, max_length: int,
     return TransformersEngine(model_dir, max_sequences, dtype, seed)
 
 
-def rollout(engine: Engine, tokenizer: PreTrainedTokenizerBase, questions: list[dict[str, str]], instruction: str, n: int,
-            **sampling: Any) -> list[Sample]:
-    """Step 1: `n` completions of each question; a question's completions (its group) stand next to each other."""  # fmt: skip
-    prompts = [tokenizer.encode(prompt_text(tokenizer, q["question"], instruction), add_special_tokens=False) for q in questions]
-    groups = engine.generate(prompts, n, **sampling)
+def rollout(
+    engine: Engine,
+    tokenizer: PreTrainedTokenizerBase,
+    questions: list[dict[str, str]],
+    instruction: str,
+    sampling: Sampling,
+) -> list[Sample]:
+    """Step 1: sample completions of each question; those of one question (its group) stand next to each other."""
+    prompts = [
+        tokenizer.encode(prompt_text(tokenizer, q["question"], instruction), add_special_tokens=False)
+        for q in questions
+    ]
+    groups = engine.generate(prompts, sampling)
     flat = [(q, p, c) for q, p, group in zip(questions, prompts, groups, strict=True) for c in group]
     texts = tokenizer.batch_decode([c.token_ids for _, _, c in flat], skip_special_tokens=True)
     return [Sample(q, p, c, text) for (q, p, c), text in zip(flat, texts, strict=True)]
@@ -100,11 +125,12 @@ class VLLMEngine:
 
     name = "vllm"
 
-    def __init__(self, model_dir: Path, memory_gib: float, max_length: int, max_sequences: int, dtype: torch.dtype, seed: int):
+    def __init__(
+        self, model_dir: Path, memory_gib: float, max_length: int, max_sequences: int, dtype: torch.dtype, seed: int
+    ):
         on_gpu = torch.cuda.is_available()
         if not on_gpu:
             os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", str(max(1, round(memory_gib))))
-        threads = torch.get_num_threads()
         import vllm
 
         self._vllm = vllm
@@ -119,9 +145,9 @@ class VLLMEngine:
             logprobs_mode="processed_logprobs",  # of the distribution that was sampled from
             enable_prefix_caching=True,
             disable_log_stats=True,
+            enforce_eager=not on_gpu,
             **({"gpu_memory_utilization": memory_gib * GIB / torch.cuda.mem_get_info()[1]} if on_gpu else {}),
         )
-        torch.set_num_threads(threads)  # vLLM's CPU backend leaves the trainer with one
         if not hasattr(self._llm.llm_engine, "model_executor"):
             raise RuntimeError(
                 "vLLM's engine runs in another process, so no weights can be pushed into it. "
@@ -129,12 +155,10 @@ class VLLMEngine:
             )
         self._runner = self._llm.llm_engine.model_executor.driver_worker.worker.model_runner
 
-    def generate(self, prompts: list[list[int]], n: int, max_tokens: int, temperature: float, top_p: float = 1.0,
-                 top_k: int = 0) -> list[list[Completion]]:  # fmt: skip
+    def generate(self, prompts: list[list[int]], sampling: Sampling) -> list[list[Completion]]:
         params = self._vllm.SamplingParams(
-            n=n, max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, logprobs=0,
-            stop_token_ids=self._stop, detokenize=False,
-        )  # fmt: skip
+            **sampling._asdict(), logprobs=0, stop_token_ids=self._stop, detokenize=False
+        )
         outputs = self._llm.generate([{"prompt_token_ids": ids} for ids in prompts], params, use_tqdm=False)
         return [
             [
@@ -152,8 +176,12 @@ class VLLMEngine:
         with torch.no_grad():
             if torch.cuda.is_available():
                 self._runner.model.load_weights(weights)
-            else:  # the CPU backend has repacked its linear weights; only a reload repacks the new ones too
+            else:
+                # The CPU backend keeps repacked copies of its matrices, and a reload repacks the new weights. It passes
+                # over a tied head, which the push names only as the embedding.
                 self._runner.reload_weights(weights_iterator=iter([(name, w.clone()) for name, w in weights]))
+                head = self._runner.model.lm_head
+                head.quant_method.process_weights_after_loading(head)
         # Cached keys and values of prompts were computed with the old weights.
         if not self._llm.reset_prefix_cache():
             raise RuntimeError("vLLM could not drop its prefix cache: requests were still running during the push")
@@ -173,25 +201,29 @@ class TransformersEngine:
         # A generator of its own: sampling neither disturbs nor follows the trainer's random state.
         self._generator_state = torch.Generator(device).manual_seed(seed).get_state()
 
-    def generate(self, prompts: list[list[int]], n: int, max_tokens: int, temperature: float, top_p: float = 1.0,
-                 top_k: int = 0) -> list[list[Completion]]:  # fmt: skip
-        sampling = {"do_sample": temperature > 0}
-        if temperature > 0:
-            sampling |= {"temperature": temperature, "top_p": top_p, "top_k": top_k}
+    def generate(self, prompts: list[list[int]], sampling: Sampling) -> list[list[Completion]]:
+        greedy = sampling.temperature == 0
         config = GenerationConfig(
-            max_new_tokens=max_tokens, eos_token_id=self._stop, pad_token_id=self._stop[0],
-            output_scores=True, return_dict_in_generate=True, **sampling,
-        )  # fmt: skip
-        repeated = [ids for ids in prompts for _ in range(n)]
+            max_new_tokens=sampling.max_tokens,
+            eos_token_id=self._stop,
+            pad_token_id=self._stop[0],
+            do_sample=not greedy,
+            temperature=None if greedy else sampling.temperature,
+            top_p=None if greedy else sampling.top_p,
+            top_k=None if greedy else sampling.top_k,
+            output_scores=True,
+            return_dict_in_generate=True,
+        )
+        repeated = [ids for ids in prompts for _ in range(sampling.n)]
         flat: list[Completion] = []
         with torch.random.fork_rng(), torch.no_grad():
             self._set_rng(self._generator_state)
             for start in range(0, len(repeated), self._batch):
-                flat += self._generate_batch(repeated[start : start + self._batch], config, max_tokens)
+                flat += self._generate_batch(repeated[start : start + self._batch], config)
             self._generator_state = self._get_rng()
-        return [flat[i : i + n] for i in range(0, len(flat), n)]
+        return [flat[i : i + sampling.n] for i in range(0, len(flat), sampling.n)]
 
-    def _generate_batch(self, prompts: list[list[int]], config: GenerationConfig, max_tokens: int) -> list[Completion]:
+    def _generate_batch(self, prompts: list[list[int]], config: GenerationConfig) -> list[Completion]:
         length = max(map(len, prompts))
         device = self._model.device
         # left padding, so that every prompt ends where its completion begins

@@ -1,6 +1,6 @@
 """GRPO by hand. The loop in `train` is the method: sample, score, compare, update, push.
 
-    python -m scripts.grpo_scratch.train --run scratch --model models/demo --data data/demo --out results/scratch
+python -m scripts.grpo_scratch.train --run scratch --model models/demo --data data/demo --out results/scratch
 """
 
 import copy
@@ -21,9 +21,8 @@ from scripts.grpo_scratch.grpo import (
     sequence_logprobs,
 )
 from scripts.grpo_scratch.rewards import total_reward
-from scripts.grpo_scratch.rollout import Engine, Sample, build_engine, rollout, sync_weights_to_vllm
-from scripts.prepare.data import read_rows
-from scripts.prepare.model import verify
+from scripts.grpo_scratch.rollout import Engine, Sample, Sampling, build_engine, rollout, sync_weights_to_vllm
+from scripts.prepared import read_rows, verify
 from scripts.prompts import longest_prompt
 from scripts.run_record import Clock, RunRecord, prompts_digest, step_questions
 from scripts.settings import namespace
@@ -55,16 +54,14 @@ def train(settings: dict[str, Any], model_dir: Path, data_dir: Path, out: Path, 
 
     record = RunRecord(out, settings, tracking)
     clock = Clock()
+    sampling = Sampling(cfg.group_size, cfg.max_completion_tokens, cfg.temperature, cfg.top_p, cfg.top_k)
     draws = step_questions(len(questions), cfg.prompts_per_step, cfg.steps, cfg.seed)
     for step, draw in enumerate(draws, start=1):
         drawn = [questions[i] for i in draw]
 
         # 1. Sample: G completions of each of P questions, B = P x G sequences.
         with clock("rollout"):
-            samples = rollout(
-                engine, tokenizer, drawn, instruction, n=cfg.group_size, max_tokens=cfg.max_completion_tokens,
-                temperature=cfg.temperature, top_p=cfg.top_p, top_k=cfg.top_k,
-            )  # fmt: skip
+            samples = rollout(engine, tokenizer, drawn, instruction, sampling)
 
         # 2. Score each completion in plain Python.
         with clock("reward"):
@@ -83,7 +80,9 @@ def train(settings: dict[str, Any], model_dir: Path, data_dir: Path, out: Path, 
             flat = advantages.flatten()  # (B,)
             tokens = sum(len(s.completion.token_ids) for s in samples)
             # Sequences of like length share a micro-batch, so that little of it is padding.
-            by_length = sorted(range(sequences), key=lambda i: len(samples[i].prompt_ids + samples[i].completion.token_ids))
+            by_length = sorted(
+                range(sequences), key=lambda i: len(samples[i].prompt_ids + samples[i].completion.token_ids)
+            )
             for start in range(0, sequences, cfg.micro_batch_size):
                 chosen = by_length[start : start + cfg.micro_batch_size]
                 batch = collate([samples[i] for i in chosen], flat[chosen], tokenizer.pad_token_id, device)
@@ -113,7 +112,9 @@ def train(settings: dict[str, Any], model_dir: Path, data_dir: Path, out: Path, 
 
         log(record, clock, cfg, step, samples, scores, rewards, advantages, stats, grad_norm.item(), learning_rate)
 
-    record.finish("scripts.grpo_scratch.train", used(cfg, model, optimizer, engine), model, tokenizer, model_dir, data_dir)
+    record.finish(
+        "scripts.grpo_scratch.train", used(cfg, model, optimizer, engine), model, tokenizer, model_dir, data_dir
+    )
 
 
 class Stats:
@@ -144,8 +145,19 @@ class Stats:
         return {name: total / max(self.tokens, 1) for name, total in self._sums.items()}
 
 
-def log(record: RunRecord, clock: Clock, cfg: Any, step: int, samples: list[Sample], scores: list[dict[str, Any]],
-        rewards: torch.Tensor, advantages: torch.Tensor, stats: Stats, grad_norm: float, learning_rate: float) -> None:
+def log(
+    record: RunRecord,
+    clock: Clock,
+    cfg: Any,
+    step: int,
+    samples: list[Sample],
+    scores: list[dict[str, Any]],
+    rewards: torch.Tensor,
+    advantages: torch.Tensor,
+    stats: Stats,
+    grad_norm: float,
+    learning_rate: float,
+) -> None:
     """Write the step's row of metrics and its line on the terminal."""  # fmt: skip
     lengths = [len(s.completion.token_ids) for s in samples]
     correct = sum(score["correct"] for score in scores) / len(scores)

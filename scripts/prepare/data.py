@@ -13,8 +13,6 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from decimal import Context, Decimal, Inexact
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -24,17 +22,11 @@ import pyarrow.parquet
 from scripts.grpo_scratch.rewards import parse_gold
 from scripts.prepare.demo_problems import make_problems
 from scripts.prepare.sources import SourceError, fetch
+from scripts.prepared import DataError, Row, decimal_text, jsonl_rows, listed
 
 SPLITS = ("train", "test")
 # Where a split may lie in a source: the official JSONL, or the hub's layout with the configuration "main".
 LAYOUTS = ["{}.jsonl", "main/{}-*.parquet", "{}*.parquet", "data/{}-*.parquet", "main/{}.jsonl"]
-FAULTS_SHOWN = 10
-
-Row = dict[str, str]
-
-
-class DataError(Exception):
-    """Questions cannot be used; the message names file and line, and what is wrong with each."""
 
 
 def prepare(settings: dict[str, Any], out: Path) -> dict[str, Any]:
@@ -72,7 +64,7 @@ def prepare(settings: dict[str, Any], out: Path) -> dict[str, Any]:
         for split in SPLITS
     }
     if faults:
-        raise DataError(_listed(f"{name}: {len(faults)} rows cannot be used:", faults))
+        raise DataError(listed(f"{name}: {len(faults)} rows cannot be used:", faults))
 
     _check_counts(rows, settings.get("expected_rows"), name)
     duplicates = _duplicates(rows)
@@ -81,30 +73,6 @@ def prepare(settings: dict[str, Any], out: Path) -> dict[str, Any]:
     record = _write(out, written, {"source": source, "name": name, "revision": revision}, settings, duplicates)
     print(_summary(out, record))
     return record
-
-
-def read_rows(path: Path | str) -> list[Row]:
-    """Reads a prepared file, such as data/<id>/train.jsonl: rows of id, question, gold and answer.
-
-    Raises:
-        DataError: naming the file, the damaged line and the way out.
-    """
-    faults: list[str] = []
-    rows = []
-    for place, record in _jsonl_rows(Path(path), faults):
-        if isinstance(record, dict) and all(isinstance(record.get(key), str) for key in ("id", "question", "gold")):
-            rows.append(record)
-        else:
-            faults.append(f"{place}: no prepared row (id, question, gold)")
-    if faults:
-        way_out = f"Remove {Path(path).parent} and run the same command again; it is written anew."
-        raise DataError(_listed(f"{path} is damaged:", faults) + f"\n{way_out}")
-    return rows
-
-
-def _listed(head: str, faults: list[str]) -> str:
-    more = [f"and {len(faults) - FAULTS_SHOWN} more"] if len(faults) > FAULTS_SHOWN else []
-    return "\n  ".join([head, *faults[:FAULTS_SHOWN], *more])
 
 
 def split_validation(train: list[Row], test: list[Row], validation_rows: int, seed: int) -> tuple[list[Row], list[Row]]:
@@ -141,25 +109,10 @@ def _source_rows(folder: Path, split: str, faults: list[str]) -> list[tuple[str,
             return [
                 row
                 for path in files
-                for row in (_jsonl_rows(path, faults) if path.suffix == ".jsonl" else _parquet_rows(path))
+                for row in (jsonl_rows(path, faults) if path.suffix == ".jsonl" else _parquet_rows(path))
             ]
     looked_for = ", ".join(layout.format(split) for layout in LAYOUTS)
     raise DataError(f"{folder} has no {split} split; looked for {looked_for}.")
-
-
-def _jsonl_rows(path: Path, faults: list[str]) -> Iterator[tuple[str, Any]]:
-    try:
-        lines = path.read_bytes().split(b"\n")  # not splitlines: JSON strings may hold other line separators
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}.") from error
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        place = f"{path}, line {number}"
-        try:
-            yield place, json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
-        except ValueError as error:
-            faults.append(f"{place}: no JSON ({error})")
 
 
 def _parquet_rows(path: Path) -> Iterator[tuple[str, Any]]:
@@ -193,21 +146,6 @@ def _checked(id: str, place: str, record: Any, faults: list[str]) -> Row | None:
         faults.append(f"{place}: the result behind '####' is no number: {error}")
         return None
     return {"id": id, "question": record["question"], "gold": gold, "answer": record["answer"]}
-
-
-def decimal_text(value: Fraction) -> str:
-    """Writes a number the one canonical way: "1200", "-3", "0.25".
-
-    Raises:
-        ValueError: it has no finite decimal form.
-    """
-    if value.denominator == 1:
-        return str(value.numerator)
-    try:
-        quotient = Context(prec=100, traps=[Inexact]).divide(Decimal(value.numerator), Decimal(value.denominator))
-    except Inexact:
-        raise ValueError(f"{value} has no finite decimal form") from None
-    return f"{quotient:f}"
 
 
 # Checks over all rows

@@ -8,8 +8,9 @@ loop works; it says nothing about learning arithmetic.
 import argparse
 import json
 import random
-import sys
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -17,7 +18,7 @@ from tqdm import tqdm
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM, get_scheduler
 
 from scripts.prepare.demo_problems import make_problems
-from scripts.prepare.model import write_record
+from scripts.prepared import write_record
 from scripts.prompts import prompt_text
 
 CHAT_TEMPLATE = (
@@ -29,11 +30,14 @@ PROBLEMS, DRILLS = 24, 8  # rows of each kind in a batch
 EQUATIONS = 6  # in a drill row
 
 
-def build_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
+def build_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
     """Byte-level BPE that keeps digits single, so that arithmetic is seen digit by digit."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Split(Regex(r"\d| ?\p{L}+|\n|."), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+        [
+            pre_tokenizers.Split(Regex(r"\d| ?\p{L}+|\n|."), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
     )
     tokenizer.decoder = decoders.ByteLevel()
     special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
@@ -68,44 +72,50 @@ def drill(rng: random.Random) -> str:
     return "\n".join(equations)
 
 
-def warm_start(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, problems: list[dict], settings: dict) -> float:
-    """Supervised training of `model` in place; returns the last loss (nats a token)."""
+def warm_start(
+    model: Qwen3ForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    problems: list[dict[str, str]],
+    settings: dict[str, Any],
+) -> None:
+    """Supervised training of `model` in place."""
     rng = random.Random(settings["seed"])
     steps = settings["warm_start_steps"]
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, fused=True)
-    schedule = get_scheduler(
-        "cosine_with_min_lr", optimizer, num_warmup_steps=50, num_training_steps=steps,
-        scheduler_specific_kwargs={"min_lr_rate": 0.05},
-    )  # fmt: skip
+    # Muon for the matrices learns these problems in half the steps that AdamW alone needs.
+    matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
+    others = [p for name, p in model.named_parameters() if p.ndim != 2 or "embed" in name]
+    optimizers = [torch.optim.Muon(matrices, lr=0.02, weight_decay=0.0), torch.optim.AdamW(others, lr=3e-3, fused=True)]
+    warmup = min(50, steps // 10)
+    schedules = [get_scheduler("cosine", optimizer, warmup, steps) for optimizer in optimizers]
 
     def row(prompt: str, answer: str) -> tuple[list[int], list[int]]:
-        p, a = tokenizer.encode(prompt), tokenizer.encode(answer) + [tokenizer.eos_token_id]
-        return p + a, [-100] * len(p) + a
+        p, a = tokenizer.encode(prompt), [*tokenizer.encode(answer), tokenizer.eos_token_id]
+        return p + a, [-100] * len(p) + a  # -100: not trained on
 
     encoded = []
     for problem in problems:
-        prompt, answer = prompt_text(tokenizer, problem["question"], settings["instruction"]), problem["answer"]
-        two_steps = answer.count("\n") == 2
-        encoded.append((row(prompt, answer), row(prompt, careless(answer)) if two_steps else None))
+        question, answer = problem["question"], problem["answer"]
+        prompt = prompt_text(tokenizer, question, settings["instruction"])
+        whole = row(prompt, answer)
+        encoded.append((whole, row(prompt, careless(answer)) if answer.count("\n") == 2 else whole))
 
     bar = tqdm(range(steps), desc="warm start", unit="step", mininterval=2)
     for _ in bar:
         rows = [row("", drill(rng)) for _ in range(DRILLS)]
-        for whole, cut in rng.sample(encoded, PROBLEMS):
-            rows.append(cut if cut and rng.random() < settings["careless_share"] else whole)
+        drawn = rng.sample(encoded, PROBLEMS)
+        rows += [cut if rng.random() < settings["careless_share"] else whole for whole, cut in drawn]
         length = max(len(ids) for ids, _ in rows)
         ids = torch.full((len(rows), length), tokenizer.pad_token_id)  # (B, T)
-        labels = torch.full((len(rows), length), -100)  # (B, T); -100: not trained on
+        labels = torch.full((len(rows), length), -100)  # (B, T)
         for i, (tokens, target) in enumerate(rows):
             ids[i, : len(tokens)], labels[i, : len(target)] = torch.tensor(tokens), torch.tensor(target)
         loss = model(input_ids=ids, labels=labels).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
-        optimizer.zero_grad()
+        for part in (*optimizers, *schedules):
+            part.step()
+        model.zero_grad()
         bar.set_postfix(loss=f"{loss.item():.3f}", refresh=False)
-    return loss.item()
 
 
 def main() -> None:
@@ -117,16 +127,19 @@ def main() -> None:
 
     torch.manual_seed(settings["seed"])
     problems = make_problems(settings["seed"], train_rows=6000, test_rows=0)["train"]
-    texts = [p["question"] + "\n" + p["answer"] for p in problems]
-    tokenizer = build_tokenizer([*texts, prompt_text(None, "", settings["instruction"]), "system\nuser\nassistant\n"] * 1)
+    texts = [f"user\n{p['question']}\n{settings['instruction']}\nassistant\n{p['answer']}" for p in problems]
+    tokenizer = build_tokenizer(texts)
     config = Qwen3Config(
         vocab_size=len(tokenizer), hidden_size=128, intermediate_size=384, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=2, head_dim=32, max_position_embeddings=CONTEXT, tie_word_embeddings=True, dtype="float32",
         bos_token_id=None, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
     )  # fmt: skip
     model = Qwen3ForCausalLM(config)
-    print(f"demo model: {model.num_parameters():,} parameters, {len(tokenizer)} tokens; warm start of "
-          f"{settings['warm_start_steps']} steps, about a minute on two cores", flush=True)  # fmt: skip
+    print(
+        f"demo model: {model.num_parameters():,} parameters, {len(tokenizer)} tokens; "
+        f"warm start of {settings['warm_start_steps']} steps, about a minute on two cores",
+        flush=True,
+    )
     warm_start(model, tokenizer, problems, settings)
     model.save_pretrained(args.out)
     tokenizer.save_pretrained(args.out)
@@ -134,4 +147,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -33,7 +33,11 @@ def _shares(rng: random.Random, name: str, thing: str) -> Problem:
 
 def _pays(rng: random.Random, name: str, thing: str) -> Problem:
     n, price = rng.randint(2, 9), rng.randint(2, 9)
-    return f"{name} buys {n} {thing} at {price} dollars each. What is the cost?", [f"{n} * {price} = {n * price}"], n * price
+    return (
+        f"{name} buys {n} {thing} at {price} dollars each. What is the cost?",
+        [f"{n} * {price} = {n * price}"],
+        n * price,
+    )
 
 
 def _buys_then_gives(rng: random.Random, name: str, thing: str) -> Problem:

@@ -27,6 +27,8 @@ from huggingface_hub.errors import (
 from huggingface_hub.file_download import http_get, repo_folder_name
 from huggingface_hub.utils import WeakFileLock, build_hf_headers, filter_repo_objects
 
+from scripts.prepared import sha256_of
+
 Kind = Literal["model", "dataset"]
 
 ANSWER_SECONDS = 15  # the hub answers the first question within this time, or is said to be unreachable
@@ -208,12 +210,6 @@ def _check_digests(folder: Path, allow: list[str], ignore: list[str]) -> None:
                 f"{name} is damaged: its digest is {actual[:12]}..., the hub declares {blob.name[:12]}...\n"
                 f"Remove the copy in the cache and run the same command again:\n  rm '{blob}'"
             )
-
-
-def sha256_of(path: Path) -> str:
-    """The SHA-256 of a file's bytes, in hexadecimal digits."""
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def _reason(error: Exception) -> str:

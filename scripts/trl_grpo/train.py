@@ -1,6 +1,6 @@
 """The same run with TRL's GRPOTrainer: the same prompts, rewards, schedule, precision and sequences a step.
 
-    python -m scripts.trl_grpo.train --run trl --model models/demo --data data/demo --out results/trl
+python -m scripts.trl_grpo.train --run trl --model models/demo --data data/demo --out results/trl
 """
 
 import importlib.util
@@ -15,8 +15,7 @@ from trl import GRPOConfig, GRPOTrainer
 from scripts.cli import errors_for_people, run_arguments
 from scripts.grpo_scratch.rewards import correctness_reward as score_correct
 from scripts.grpo_scratch.rewards import format_reward as score_format
-from scripts.prepare.data import read_rows
-from scripts.prepare.model import verify
+from scripts.prepared import read_rows, verify
 from scripts.prompts import TEMPLATE_OPTIONS, longest_prompt, messages
 from scripts.run_record import Clock, RunRecord, prompts_digest, step_questions
 from scripts.settings import namespace
