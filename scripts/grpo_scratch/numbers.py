@@ -24,7 +24,7 @@ _MARKUP = [(re.compile(pattern), new) for pattern, new in (
     (r"\\(?:times|cdot)\b", "*"),
     (r"\\div\b", "÷"),
     (r"\\(?:approx|simeq|equiv|to|rightarrow|implies)\b", "="),
-    (r"\^\s*\{?\s*\\(?:circ|prime)\s*\}?", " "),  # degrees
+    (r"\^\s*\{?\s*\\(?:circ|prime|text|mathrm)\b", " "),  # degrees
     (r"\^\s*\{", "^"),
     (r"\\(?:text(?:bf|it|rm|sf|tt)?|math(?:bf|rm|it|sf|tt)|mbox|bm|left|right|displaystyle|[()\[\]])", " "),
     (r"[{}`]|\*\*|(?<!\d)_|_(?!\d)", " "),
@@ -41,7 +41,10 @@ _WORDS = {word: value for value, word in enumerate(_UNITS.split())}
 _WORDS |= {word: 10 * value for value, word in enumerate(_TENS.split(), 2)}
 _WORDS |= {"hundred": 100, "thousand": 1000, "million": 10**6}
 _WORD = "|".join(_WORDS)
-_SPELLED = re.compile(rf"(?<![\w-])(?!one [a-z])(?:{_WORD})(?:(?:\s|-|\sand\s)(?:{_WORD})){{0,8}}\b")
+_PRONOUN = r"one (?:of|that|who|which|can|could|must|more|another|is|has|needs?|way|day)\b"
+_SPELLED = re.compile(rf"(?<![\w-])(?<!no )(?!{_PRONOUN})(?:{_WORD})(?:(?:\s|-|\sand\s)(?:{_WORD})){{0,8}}\b")
+    rf"(?<![\w-])(?<!no )(?!one (?:of|that|who|which|can|could|must|more|another|is|has|needs?|way|day)\b)(?:{_WORD})(?:(?:\s|-|\sand\s)(?:{_WORD})){{0,8}}\b"
+)
 
 DIGIT = re.compile(r"\d")
 NUMBER = re.compile(
@@ -51,7 +54,7 @@ NUMBER = re.compile(
     | (?P<digits>\d{1,3}+(?:\ \d{3}(?!\d|-[a-z]))++(?:[.,]\d++)?+ | (?:\d++|\.\d++)(?:[.,'_]\d++)*+)
       (?P<power>e[+-]?\d++ | \s?[*x]\s?10\s?\^\s?-?\d++ | \s?\^\s?-?\d++)?+
       (?P<over>(?:\s?/\s?\d[\d,.]*+)*+)
-      (?P<ratio>(?:\s?:\s?\d++)*+)
+      (?P<ratio>(?:(?::|\s:\s)\d++)*+)
       (?:\s?(?P<scale>(?:hundred|thousand|million|billion|trillion|lakh|crore|k)\b|[万亿億]))?+
     )
     (?P<spoiled>\s?\^|[²³⁴-⁹]|[xyz](?![a-z])|\s?(?:pi\b|π|\\pi|√|\\sqrt))?+""",
@@ -84,7 +87,9 @@ _REFERENCE = (" the", " out of", " of all", " than", " per")
 _UNREADABLE = ("√", "sqrt", "±", "\\pm", " log", " ln")
 _YEAR = re.compile(r"(?:19|20)\d\d")
 # What follows a number that only describes or compares: 6-inch pencils, 6 more than 12.
-_ATTRIBUTE = re.compile(r"-[a-z]|\s*(?:[a-z]+ )?(?:more|less|fewer|[a-z]+er) (?:[a-z]+ )?than [$]?\d")
+_ATTRIBUTE = re.compile(
+    r"-[a-z]|\s(?:decimals?|significant|digits?)\b|\s*(?:[a-z]+ )?(?:more|less|fewer|[a-z]+er) (?:[a-z]+ )?than [$]?\d"
+)
 
 
 def plain(statement: str) -> str:

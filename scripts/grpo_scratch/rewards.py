@@ -42,7 +42,7 @@ class Answer(NamedTuple):
 # 1. The text that counts
 
 _THINKING = re.compile(r"<(/?)(?:think|thinking|thought|reasoning|scratchpad)>", re.IGNORECASE)
-_END_OF_TURN = re.compile(r"<\|(?:im_end|endoftext|eot_id|end)\|>|</s>")
+_END_OF_TURN = re.compile(r"<\|(?:im_end|endoftext|eot_id|end)\|>|</s>|<end_of_turn>")
 
 
 class _Alphabet(dict[int, str]):
@@ -120,7 +120,7 @@ _CUE = re.compile(
 _KIND = {"#": "hash", "\\": "boxed", "<": "tag"}  # by the first character of the cue; else phrase
 # From a phrase to what it states: "answer [to the question] is", "answer:", "answer -", "answer" alone on its line.
 _LINK = re.compile(
-    r"[\s*_'\")]*+(?:(?:to|for)\s[^.\n:=]{1,80}?\s(?=is\b))?"
+    r"[\s*_'\")]*+(?:\([^()\n]{0,40}\)[\s*]*)?(?:(?:to|for|in|of|you|we|i|that)\s[^.\n:=]{1,80}?\s(?=is\b))?"
     r"[,\s]*(?:(?:therefore|thus|then|now|so|finale?|correcta?)\b[,\s]*)?"
     r"(?:(?:is|are|was|(?:should|must|would|will|might|may|could) be|comes to|equals|es|est|ist|lautet|è|é)\b"
     r"|[是为為은는は]|[:=>—]+|-+>?\s|\n)[\s*_:>—]*+(?:(?<=\n)[-•+]\s+)?"
@@ -135,21 +135,11 @@ _HEADING = re.compile(r"[\s*]*(?:(?:step|part|case|question|problem|section|day|
 _STOP = re.compile(r"\n|[.!?](?=\s+[^\s\d]|\s*$)")
 _ALGEBRA = re.compile(r"(?<![a-z0-9])[a-z]\s*[-+*]|[-+*]\s*[a-z](?![a-z])")  # x + 18 in a box is no number
 
-_NOT_ABLE = (
-    "cannot",
-    "can't",
-    "can not",
-    "could not",
-    "couldn't",
-    "unable to",
-    "not able to",
-    "impossible to",
-    "do not",
-    "don't",
-)
+_UNABLE = ("cannot", "can't", "can not", "could not", "couldn't", "unable to", "not able to", "impossible to")
 _REFUSAL = _words(
-    *(f"{words} (?:be )?(?:determined?|know|answer|solve|tell|say|calculate|compute)" for words in _NOT_ABLE),
-    "not enough information", "insufficient information",
+    *(f"{words} (?:be )?(?:determined?|know|answer|solve|tell|say|calculated?|computed?)" for words in _UNABLE),
+    "do not know (?:the|how|what|which)", "don't know (?:the|how|what|which)", "not enough information",
+    "insufficient information",
 )  # fmt: skip
 _WRONG = re.compile(  # said of the answer itself; "4 wrong answers" may well be the answer
     r" (?:is|was|seems|looks) (?:wrong|incorrect|a mistake|an error)\b|'s (?:wrong|incorrect|a mistake|an error)\b"
@@ -157,10 +147,13 @@ _WRONG = re.compile(  # said of the answer itself; "4 wrong answers" may well be
     r"|\. (?:wrong|incorrect|mistake)[.!:,]|! (?:wrong|incorrect|mistake)[.!:,]"
 )
 _CORRECTION = _words(
-    "wait", "actually", "correction", "oops", "sorry", "should (?:be|have been)", "i meant?", "on second thought",
-    "no,", "let me (?:redo|recalculate|correct|fix)", or_else=_WRONG.pattern,
+    r"wait[,.!:—-]", "actually", "correction", "oops", "sorry", r"should (?:be|have been) [$]?\d[\d,.]*", "i meant?",
+    "no,", "on second thought", "i need to correct", "let me (?:redo|recalculate|correct|fix)", or_else=_WRONG.pattern,
 )  # fmt: skip
-_CONFIRMED = _words("correct", "right", "confirms?", "matches", "consistent", "yes", "indeed", "stands", "verified")
+_CONFIRMED = re.compile(
+    r"(?<!not )(?:correct|right|yes|ok|okay|good|great|confirmed|verified)[.!,]"
+    r"|(?: is|'s) (?:indeed |also )?(?:correct|right)\b|matches|consistent|confirms|indeed|checks out"
+)
 _CONCLUSION = _words("so", "thus", "therefore", "hence", "total", "finally", or_else="=")
 _OR = re.compile(r"[\s.,;]*+or\b[^.\n]{0,60}\d")
 _MAYBE = re.compile("could be|might be|may be|maybe|perhaps|possibly")
