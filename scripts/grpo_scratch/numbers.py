@@ -43,8 +43,6 @@ _WORDS |= {"hundred": 100, "thousand": 1000, "million": 10**6}
 _WORD = "|".join(_WORDS)
 _PRONOUN = r"one (?:of|that|who|which|can|could|must|more|another|is|has|needs?|way|day)\b"
 _SPELLED = re.compile(rf"(?<![\w-])(?<!no )(?!{_PRONOUN})(?:{_WORD})(?:(?:\s|-|\sand\s)(?:{_WORD})){{0,8}}\b")
-    rf"(?<![\w-])(?<!no )(?!one (?:of|that|who|which|can|could|must|more|another|is|has|needs?|way|day)\b)(?:{_WORD})(?:(?:\s|-|\sand\s)(?:{_WORD})){{0,8}}\b"
-)
 
 DIGIT = re.compile(r"\d")
 NUMBER = re.compile(
