@@ -5,7 +5,7 @@ A completion is read as a careful human would read it:
 1. `visible_text`: what follows the thinking, in one alphabet (ASCII digits, one minus sign, one kind of space);
 2. `extract_answer`: the statement that commits, which is the last of `#### n`, a box, "the answer is n", ..., else the
    last sentence with a number. A later correction wins; a later check or explanation does not;
-3. `numbers.readings`: the number in that statement. Alternatives, ranges, ratios, times and open sums are no number.
+3. `numerals.readings`: the number in that statement. Alternatives, ranges, ratios, times and open sums are no number.
 
 Time is linear in the length of the text: a whole text only meets patterns that cannot backtrack, all others see a
 bounded window. Values are exact fractions, compared without a tolerance.
@@ -19,7 +19,7 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from scripts.grpo_scratch.numbers import DIGIT, NUMBER, number_value, plain, readings, spelled_out
+from scripts.grpo_scratch.numerals import DIGIT, NUMBER, number_value, plain, readings, spelled_out
 
 Completion = str | Sequence[Mapping[str, Any]]  # text, or chat messages {"role": ..., "content": ...}
 
@@ -132,6 +132,7 @@ _LEAD = re.compile(
     r"[a-z]|\w+(?=\s?[=:]))\b)*+"
 )
 _HEADING = re.compile(r"[\s*]*(?:(?:step|part|case|question|problem|section|day|week|method)\b|\d\d?[.)]\s+[a-z])")
+_NO_ANSWER = re.compile(r"\W*(?:nan|inf|infinity|unknown|undefined|none|null|n/a|no|not|cannot|can't)\b")
 _STOP = re.compile(r"\n|[.!?](?=\s+[^\s\d]|\s*$)")
 _ALGEBRA = re.compile(r"(?<![a-z0-9])[a-z]\s*[-+*]|[-+*]\s*[a-z](?![a-z])")  # x + 18 in a box is no number
 
@@ -147,8 +148,8 @@ _WRONG = re.compile(  # said of the answer itself; "4 wrong answers" may well be
     r"|\. (?:wrong|incorrect|mistake)[.!:,]|! (?:wrong|incorrect|mistake)[.!:,]"
 )
 _CORRECTION = _words(
-    r"wait[,.!:—-]", "actually", "correction", "oops", "sorry", r"should (?:be|have been) [$]?\d[\d,.]*", "i meant?",
-    "no,", "on second thought", "i need to correct", "let me (?:redo|recalculate|correct|fix)", or_else=_WRONG.pattern,
+    r"wait[,.!:—-]", "actually", "correction", "oops", r"sorry[,.!:—-]", r"should (?:be|have been) [$]?\d[\d,.]*",
+    "i meant?", "no,", "on second thought", "i need to correct", "let me (?:redo|recalculate|correct|fix)", or_else=_WRONG.pattern,
 )  # fmt: skip
 _CONFIRMED = re.compile(
     r"(?<!not )(?:correct|right|yes|ok|okay|good|great|confirmed|verified)[.!,]"
@@ -245,8 +246,9 @@ def _commit(text: str, cue: re.Match[str]) -> _Commit | None:
         next_line = _item(text[end : end + MAX_STATEMENT].lstrip())
         listed = "\n" in lead and _BARE.fullmatch(line) and _BARE.fullmatch(next_line)
         return _Commit(None if listed else direct.value, kind, end, lead)
-    if kind != "phrase" and statement.strip(" *") and not text[end:].strip():  # a sentence, on the last line
-        return _Commit(_last(readings(plain(statement))), kind, end, lead)
+    is_last_line = kind == "hash" and not text[end:].strip()
+    if kind == "tag" or (is_last_line and (DIGIT.search(statement) or _NO_ANSWER.match(statement))):  # a sentence
+        return _Commit(_last(readings(plain(statement))), kind, end, lead) if statement.strip() else None
     return None
 
 
