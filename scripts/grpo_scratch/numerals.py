@@ -79,6 +79,10 @@ _ALTERNATIVE = re.compile(
     r"(?:\s*\b(?:and|or|maybe|perhaps|possibly)\b)*[\s$(]*-?[$]?"
     r"|(?: [\w%]+){0,2} and [$]?|(?: (?!round)[\w%]+)? to [$]?|.*(?:\bor\b|[或<>≤≥]).*"  # 5 eggs and 6 | 5, or 6
 )
+# 1 hour 30 minutes is neither 1 nor 30.
+_COMPOUND = re.compile(
+    r" ?(?:years?|hours?|hrs?|h|dollars?|feet|foot|ft),?(?: and)? \d+ ?(?:months?|minutes?|mins?|m|cents?|inch|in)\b"
+)
 # Words right before a number, by what they make of it: not the answer | a known quantity | no plain number.
 _NEGATED = (" not", "n't", " never", " rather than", " instead of")
 _REFERENCE = (" the", " out of", " of all", " than", " per")
@@ -144,7 +148,7 @@ def readings(statement: str) -> Iterator[Fraction | None]:
             group, is_sum = [signed], False
         elif is_operator:
             is_sum = True
-        elif group and _ALTERNATIVE.fullmatch(gap):
+        elif group and (_ALTERNATIVE.fullmatch(gap) or _COMPOUND.match(gap + number[0] + statement[end : end + 8])):
             group.append(signed)
         else:
             if group:

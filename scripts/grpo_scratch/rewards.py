@@ -148,8 +148,9 @@ _WRONG = re.compile(  # said of the answer itself; "4 wrong answers" may well be
     r"|\. (?:wrong|incorrect|mistake)[.!:,]|! (?:wrong|incorrect|mistake)[.!:,]"
 )
 _CORRECTION = _words(
-    r"wait[,.!:—-]", "actually", "correction", "oops", r"sorry[,.!:—-]", r"should (?:be|have been) [$]?\d[\d,.]*",
-    "i meant?", "no,", "on second thought", "i need to correct", "let me (?:redo|recalculate|correct|fix)", or_else=_WRONG.pattern,
+    r"wait[,.!:—-]", "actually", "correction", "oops", r"sorry[,.!:—-]", "i meant?", "no,", "on second thought",
+    r"should (?:be|have been) [$]?\d[\d,.]*", "i need to correct", "let me (?:redo|recalculate|correct|fix)",
+    or_else=_WRONG.pattern,
 )  # fmt: skip
 _CONFIRMED = re.compile(
     r"(?<!not )(?:correct|right|yes|ok|okay|good|great|confirmed|verified)[.!,]"
@@ -164,11 +165,12 @@ _CHECK = _words(
         rf"{words} (?:quickly )?(?:double[- ]?check|verify|check)(?:[,:.]| (?:that|this|our|my|the|if|it|whether|by)\b)"
         for words in ("to", "we can", "you can", "let's", "let me", "let us")
     ),
-    r"check\s?:", r"verification\s?:", r"proof\s?:",
+    r"check\s?:", r"verify\s?:", r"verification\s?:", r"proof\s?:", "let me explain", "here(?:'s| is) how",
+    "we get this", "this (?:comes|follows) from", "th(?:is|at)(?:'s| is) because",
 )  # fmt: skip
 _EXPLAINED = re.compile(r"[\s.,;:*(—-]*+(?:reason|because|since|explanation|here's|this is|that's|why|as\b|check)")
 _FIRST = re.compile(r"[\s*]*+([^\s.,;:=][^.,;:=\n]{0,40})[.,;:—\n-]")
-_BECAUSE = re.compile(r"because\b|since\b|given that\b|after\b")
+_BECAUSE = re.compile(r"because\b|since\b(?<!and since)(?<!but since)|given that\b|after [a-z]+ing\b")
 _QUESTION = re.compile(r"\s*(?:or |so )?(?:is|are|does|do|can|could|would|should|may|perhaps|maybe|what|how|why)\b")
 _BULLET = re.compile(r"^\s*(?:(?:[-•+*]|\d\d?[.)])\s+(?=.*\d))?")
 _BARE = re.compile(r"[\s*_$(-]*\d[\d.,]*[\s*_$%).,;?]*")  # a line that is only a number
@@ -334,11 +336,13 @@ def _answer_first(text: str) -> _Direct | None:
 
 
 def _without_check(text: str) -> str:
-    """The text up to a check of what it has said so far, unless that check leads to a correction."""
-    if "check" in text or "verif" in text or "proof" in text:
-        for check in _CHECK.finditer(text):
-            if DIGIT.search(text, 0, check.start()):
-                return text if _CORRECTION.search(text, check.end()) else text[: check.start()]
+    """The text up to a check or an explanation of what it has said so far, unless that leads to a correction."""
+    for check in _CHECK.finditer(text):
+        if DIGIT.search(text, 0, check.start()):
+            return text if _CORRECTION.search(text, check.end()) else text[: check.start()]
+    aside = text.rfind("(")  # 18 chairs. (3 * 6 = 18)
+    if text.endswith((")", ").")) and text[:aside].rstrip().endswith((".", "!")) and DIGIT.search(text, 0, aside):
+        return text[:aside]
     return text
 
 
