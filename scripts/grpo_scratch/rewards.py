@@ -322,7 +322,7 @@ def _last_statement(text: str) -> Answer:
 
 
 def _answer_first(text: str) -> _Direct | None:
-    """The number of '42 jars. Reason: 6 shelves hold 7 each.', or of a first line '42' above an explanation."""
+    """The number of '18 tiles. Reason: 3 rows of 6.', or of a first line '18' above an explanation."""
     first = _FIRST.match(text)
     if not first:
         return None
