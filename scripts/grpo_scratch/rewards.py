@@ -392,6 +392,7 @@ def _last(values: Iterator[Fraction | None]) -> Fraction | None:
 # Rewards
 
 _HASH_LINE = re.compile(r"#### (-?(?:\d{1,40}|[1-9]\d{0,2}(?:,\d{3}){1,12})(?:\.\d{1,20})?)[ \t\r]*", re.ASCII)
+_NAMED_SCALE = {Fraction(1000): "thousand", Fraction(10**6): "million", Fraction(10**9): "billion"}
 _GOLD = re.compile(r"([\s$+]*-?[\s$+]*)([\d.].*?)[\s$%.]*", re.DOTALL)
 
 
@@ -416,7 +417,7 @@ def agrees(answer: Answer, gold: str, completion: Completion) -> bool:
         return value is not None
     if not reference or value.numerator % 1000:
         return False
-    scale = {Fraction(1000): "thousand", Fraction(10**6): "million", Fraction(10**9): "billion"}.get(value / reference)
+    scale = _NAMED_SCALE.get(value / reference)
     return scale is not None and scale in (visible_text(completion) or "")
 
 
