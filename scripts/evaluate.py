@@ -19,8 +19,9 @@ from scripts.grpo_scratch.rewards import correctness_reward, extract_answer, str
 from scripts.grpo_scratch.rollout import Sample, Sampling, build_engine, rollout
 from scripts.prepared import decimal_text, read_rows, verify
 from scripts.prompts import longest_prompt
+from scripts.settings import namespace
 
-SEQUENCES = 256  # decoded at once
+SEQUENCES = 512  # decoded at once
 
 
 def evaluate(settings: dict[str, Any], run: str, model_dir: Path, data_dir: Path, out: Path) -> dict[str, Any]:
@@ -36,18 +37,12 @@ def evaluate(settings: dict[str, Any], run: str, model_dir: Path, data_dir: Path
     instruction, max_tokens = settings["prompt"]["instruction"], settings["evaluation"]["max_completion_tokens"]
     max_length = longest_prompt(tokenizer, questions, instruction) + max_tokens
     precision = "fp32" if str(AutoConfig.from_pretrained(model_dir).dtype) == "torch.float32" else "bf16"
-    engine = build_engine(
-        model_dir,
-        settings["engine"]["name"],
-        settings["engine"]["memory_gib"],
-        max_length,
-        SEQUENCES,
-        precision,
-        seed=0,
-    )
+    engine = build_engine(model_dir, namespace(settings["engine"]), max_length, SEQUENCES, precision, compiled=False)
     print(f"{run}: {len(questions)} test questions, at most {max_tokens} tokens each, engine {engine.name}", flush=True)
     started = time.perf_counter()
-    samples = rollout(engine, tokenizer, questions, instruction, Sampling(1, max_tokens, temperature=0.0))
+    samples = rollout(
+        engine, tokenizer, questions, instruction, Sampling(1, max_tokens, temperature=0.0, logprobs=False)
+    )
     seconds = time.perf_counter() - started
 
     rows = [graded(sample) for sample in samples]

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
+from torch.distributions import Categorical
 from transformers import PreTrainedModel
 
 from scripts.grpo_scratch.rollout import Sample
@@ -71,10 +73,9 @@ def sequence_logprobs(model: PreTrainedModel, batch: Batch, temperature: float) 
     mask = batch.completion_mask
     # Only the N completion tokens meet the vocabulary: logits are by far the largest tensor here.
     logits = model.lm_head(hidden[:, :-1][mask]).float() / temperature  # (N, V)
-    all_logprobs = logits.log_softmax(-1)  # (N, V)
-    chosen = all_logprobs.gather(-1, batch.input_ids[:, 1:][mask][:, None]).squeeze(-1)  # (N,)
-    with torch.no_grad():
-        entropy = -(all_logprobs.exp() * all_logprobs).sum(-1)  # (N,)
+    chosen = -F.cross_entropy(logits, batch.input_ids[:, 1:][mask], reduction="none")  # (N,)
+    # In pieces, because p log p of all tokens at once would take as much memory again as the logits.
+    entropy = torch.cat([Categorical(logits=piece).entropy() for piece in logits.detach().split(1024)])  # (N,)
     zeros = torch.zeros(mask.shape, device=mask.device)
     return zeros.masked_scatter(mask, chosen), zeros.masked_scatter(mask, entropy)
 
@@ -153,8 +154,8 @@ def token_share(
     """How much each token counts in the mean over the step, as (B, 1) fp32.
 
     `grpo` averages the tokens of a completion, then the completions (DeepSeekMath equation 3); `dapo` and `bnpo`
-    average all tokens of the step (DAPO equation 10; TRL's bnpo averages each micro-batch by itself); `dr_grpo` divides by the
-    longest allowed length, so that length is neither rewarded nor punished (arXiv:2503.20783).
+    average all tokens of the step (DAPO equation 10; TRL's bnpo averages each micro-batch by itself); `dr_grpo` divides
+    by the longest allowed length, so that length is neither rewarded nor punished (arXiv:2503.20783).
     """
     if loss_type == "grpo":
         return 1 / (mask.sum(1, keepdim=True).clamp(min=1) * sequences)

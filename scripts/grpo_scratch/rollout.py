@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 # Must be set before vllm is imported: only an engine in this process lets its weights be written directly.
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
@@ -34,7 +34,7 @@ class Completion(NamedTuple):
     """One sampled completion; the end-of-sequence token, where there is one, is part of it."""
 
     token_ids: list[int]
-    logprobs: list[float]  # of the sampled tokens under the sampler, after temperature and truncation (nats)
+    logprobs: list[float]  # of the sampled tokens under the sampler (nats), after temperature, top_p and top_k
     truncated: bool  # stopped by the length limit, not by an end-of-sequence token
 
 
@@ -56,6 +56,7 @@ class Sampling(NamedTuple):
     temperature: float = 1.0  # 0: greedy
     top_p: float = 1.0
     top_k: int = 0  # 0: every token
+    logprobs: bool = True  # an evaluation has no use for them, and they cost vLLM most of its time
 
 
 class Engine(Protocol):
@@ -73,24 +74,32 @@ class Engine(Protocol):
 
 
 def build_engine(
-    model_dir: Path, name: str, memory_gib: float, max_length: int, max_sequences: int, precision: str, seed: int
+    model_dir: Path,
+    engine: Any,
+    max_length: int,
+    max_sequences: int,
+    precision: str,
+    seed: int = 0,
+    compiled: bool = True,
 ) -> Engine:
-    """The sampler for `model_dir`.
+    """The sampler for the model in `model_dir`.
 
     Args:
-        name: `vllm`, `transformers`, or `auto` (vLLM where it is installed).
-        memory_gib: device memory for vLLM's weights, activations and KV cache (GiB); on a CPU, for the KV cache.
+        engine: the engine section of the settings: name (`vllm`, `transformers`, or `auto`: vLLM where it is installed)
+            and memory_gib (device memory for vLLM's weights, activations and KV cache; on a CPU, for the KV cache).
         max_length: longest prompt plus completion (tokens).
         max_sequences: sequences decoded at once.
         precision: `bf16` or `fp32`, of the engine's weights.
-    """  # fmt: skip
+        compiled: let vLLM compile the model and capture CUDA graphs. It pays over a training, not over one pass.
+    """
+    name = engine.name
     if name == "auto":
         name = "vllm" if importlib.util.find_spec("vllm") else "transformers"
         if name == "transformers":
-            print("engine: vLLM is not installed, so transformers' generate samples (slower, same results)", flush=True)
+            print("engine: vLLM is not installed, so transformers' generate samples (slower)", flush=True)
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     if name == "vllm":
-        return VLLMEngine(model_dir, memory_gib, max_length, max_sequences, dtype, seed)
+        return VLLMEngine(model_dir, engine.memory_gib, max_length, max_sequences, dtype, seed, compiled)
     return TransformersEngine(model_dir, max_sequences, dtype, seed)
 
 
@@ -126,7 +135,14 @@ class VLLMEngine:
     name = "vllm"
 
     def __init__(
-        self, model_dir: Path, memory_gib: float, max_length: int, max_sequences: int, dtype: torch.dtype, seed: int
+        self,
+        model_dir: Path,
+        memory_gib: float,
+        max_length: int,
+        max_sequences: int,
+        dtype: torch.dtype,
+        seed: int,
+        compiled: bool,
     ):
         on_gpu = torch.cuda.is_available()
         if not on_gpu:
@@ -145,7 +161,7 @@ class VLLMEngine:
             logprobs_mode="processed_logprobs",  # of the distribution that was sampled from
             enable_prefix_caching=True,
             disable_log_stats=True,
-            enforce_eager=not on_gpu,
+            enforce_eager=not (on_gpu and compiled),
             **({"gpu_memory_utilization": memory_gib * GIB / torch.cuda.mem_get_info()[1]} if on_gpu else {}),
         )
         if not hasattr(self._llm.llm_engine, "model_executor"):
@@ -157,14 +173,24 @@ class VLLMEngine:
 
     def generate(self, prompts: list[list[int]], sampling: Sampling) -> list[list[Completion]]:
         params = self._vllm.SamplingParams(
-            **sampling._asdict(), logprobs=0, stop_token_ids=self._stop, detokenize=False
+            n=sampling.n,
+            max_tokens=sampling.max_tokens,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            logprobs=0 if sampling.logprobs else None,  # 0: of the sampled token alone
+            stop_token_ids=self._stop,
+            detokenize=False,
         )
         outputs = self._llm.generate([{"prompt_token_ids": ids} for ids in prompts], params, use_tqdm=False)
         return [
             [
                 Completion(
                     list(o.token_ids),
-                    [position[token].logprob for position, token in zip(o.logprobs, o.token_ids, strict=True)],
+                    [
+                        position[token].logprob
+                        for position, token in zip(o.logprobs or [], o.token_ids, strict=bool(o.logprobs))
+                    ],
                     o.finish_reason == "length",
                 )
                 for o in output.outputs

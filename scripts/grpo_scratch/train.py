@@ -4,6 +4,7 @@ python -m scripts.grpo_scratch.train --run scratch --model models/demo --data da
 """
 
 import copy
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, g
 from scripts.cli import errors_for_people, run_arguments
 from scripts.grpo_scratch.grpo import (
     ADVANTAGE_EPSILON,
+    Batch,
     collate,
     group_advantages,
     grpo_loss,
@@ -32,74 +34,58 @@ def train(settings: dict[str, Any], model_dir: Path, data_dir: Path, out: Path, 
     """Train the model in `model_dir` on the questions in `data_dir`; leave metrics, manifest and model in `out`."""
     run = namespace(settings)
     cfg, instruction = run.grpo, run.prompt.instruction
-    torch.manual_seed(cfg.seed)
+    sequences = cfg.prompts_per_step * cfg.group_size
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    torch.manual_seed(cfg.seed)
 
     verify(model_dir)
     questions = read_rows(data_dir / "train.jsonl")
     tokenizer = AutoTokenizer.from_pretrained(model_dir)
     max_length = longest_prompt(tokenizer, questions, instruction) + cfg.max_completion_tokens
-    sequences = cfg.prompts_per_step * cfg.group_size
-    engine = build_engine(
-        model_dir, run.engine.name, run.engine.memory_gib, max_length, sequences, cfg.precision, cfg.seed
-    )
+    engine = build_engine(model_dir, run.engine, max_length, sequences, cfg.precision, cfg.seed)
     # The weights that learn stay fp32: at these learning rates bf16 would round almost every update away.
     model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32).to(device)
+    reference = copy.deepcopy(model) if cfg.beta > 0 else None
     if cfg.gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
-    reference = copy.deepcopy(model).eval() if cfg.beta > 0 else None
+        model.train()  # transformers checkpoints in training mode only
     optimizer = torch.optim.AdamW(model.parameters(), lr=cfg.learning_rate, weight_decay=0.0, fused=True)
     schedule = get_scheduler(cfg.lr_schedule, optimizer, cfg.warmup_steps, cfg.steps)
     autocast = torch.autocast(device.type, torch.bfloat16, enabled=cfg.precision == "bf16")
 
-    record = RunRecord(out, settings, tracking)
-    clock = Clock()
+    record, clock = RunRecord(out, settings, tracking), Clock()
     sampling = Sampling(cfg.group_size, cfg.max_completion_tokens, cfg.temperature, cfg.top_p, cfg.top_k)
     draws = step_questions(len(questions), cfg.prompts_per_step, cfg.steps, cfg.seed)
     for step, draw in enumerate(draws, start=1):
-        drawn = [questions[i] for i in draw]
-
         # 1. Sample: G completions of each of P questions, B = P x G sequences.
         with clock("rollout"):
-            samples = rollout(engine, tokenizer, drawn, instruction, sampling)
+            samples = rollout(engine, tokenizer, [questions[i] for i in draw], instruction, sampling)
 
-        # 2. Score each completion in plain Python.
+        # 2. Score each completion, in plain Python.
         with clock("reward"):
-            scores = [
-                total_reward(s.text, s.question["gold"], s.completion.truncated, settings["grpo"]["reward_weights"])
-                for s in samples
-            ]
+            weights = settings["grpo"]["reward_weights"]
+            scores = [total_reward(s.text, s.question["gold"], s.completion.truncated, weights) for s in samples]
+            rewards = torch.tensor([score["total"] for score in scores]).view(-1, cfg.group_size)  # (P, G)
 
-        # 3. Advantages: how much better each completion is than its group.
-        rewards = torch.tensor([score["total"] for score in scores]).view(-1, cfg.group_size)  # (P, G)
+        # 3. Compare: how much better is each completion than its group?
         advantages = group_advantages(rewards, cfg.scale_rewards)  # (P, G)
 
-        # 4. Forward, loss, backward, micro-batch by micro-batch, then one update.
+        # 4. Update: forward, loss and backward micro-batch by micro-batch, then one step of the optimizer.
         with clock("train"):
-            stats = Stats()
-            flat = advantages.flatten()  # (B,)
             tokens = sum(len(s.completion.token_ids) for s in samples)
-            # Sequences of like length share a micro-batch, so that little of it is padding.
-            by_length = sorted(
-                range(sequences), key=lambda i: len(samples[i].prompt_ids + samples[i].completion.token_ids)
-            )
-            for start in range(0, sequences, cfg.micro_batch_size):
-                chosen = by_length[start : start + cfg.micro_batch_size]
-                batch = collate([samples[i] for i in chosen], flat[chosen], tokenizer.pad_token_id, device)
+            loss, means = 0.0, Means()
+            for batch in micro_batches(samples, advantages.flatten(), cfg.micro_batch_size, tokenizer, device):
                 with autocast:
                     logprobs, entropy = sequence_logprobs(model, batch, cfg.temperature)  # (B, T)
-                    kl = None
-                    if reference is not None:
-                        with torch.no_grad():
-                            reference_logprobs, _ = sequence_logprobs(reference, batch, cfg.temperature)
-                        kl = kl_estimate(logprobs, reference_logprobs)
+                    kl = None if reference is None else kl_to(reference, logprobs, batch, cfg.temperature)  # (B, T)
                 # One update follows each batch, so the old policy is the one in hand and the ratio is exactly 1.
                 old_logprobs = logprobs.detach()
                 importance = importance_weights(logprobs, batch, cfg.importance_correction, cfg.importance_cap)
-                loss, clipped = grpo_loss(logprobs, old_logprobs, batch, cfg, sequences, tokens, importance, kl)
-                loss.backward()
-                stats.add(loss, batch, logprobs, old_logprobs, entropy, kl, importance, clipped)
-            grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), cfg.max_grad_norm)
+                part, clipped = grpo_loss(logprobs, old_logprobs, batch, cfg, sequences, tokens, importance, kl)
+                part.backward()
+                loss += part.item()
+                means.add(batch, logprobs.detach(), old_logprobs, entropy, clipped, importance, kl)
+            grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), cfg.max_grad_norm).item()
             learning_rate = schedule.get_last_lr()[0]
             optimizer.step()
             schedule.step()
@@ -110,79 +96,101 @@ def train(settings: dict[str, Any], model_dir: Path, data_dir: Path, out: Path, 
             if cfg.sync_every and step % cfg.sync_every == 0:
                 sync_weights_to_vllm(model, engine)
 
-        log(record, clock, cfg, step, samples, scores, rewards, advantages, stats, grad_norm.item(), learning_rate)
+        update = {"step": step, "loss": loss, "grad_norm": grad_norm, "learning_rate": learning_rate}
+        log(record, cfg, samples, scores, rewards, advantages, {**update, **means.columns(cfg), **clock.take()})
 
-    record.finish(
-        "scripts.grpo_scratch.train", used(cfg, model, optimizer, engine), model, tokenizer, model_dir, data_dir
-    )
+    values = used(cfg, model, optimizer, engine)
+    record.finish("scripts.grpo_scratch.train", values, model, tokenizer, model_dir, data_dir)
 
 
-class Stats:
-    """Sums over the completion tokens of a step, across its micro-batches."""
+def micro_batches(
+    samples: list[Sample], advantages: torch.Tensor, size: int, tokenizer: Any, device: torch.device
+) -> Iterator[Batch]:
+    """The step's samples with their advantages (B,) in batches of `size`, short ones together to save padding."""
+    by_length = sorted(range(len(samples)), key=lambda i: len(samples[i].prompt_ids + samples[i].completion.token_ids))
+    for start in range(0, len(samples), size):
+        chosen = by_length[start : start + size]
+        yield collate([samples[i] for i in chosen], advantages[chosen], tokenizer.pad_token_id, device)
+
+
+def kl_to(reference: PreTrainedModel, logprobs: torch.Tensor, batch: Batch, temperature: float) -> torch.Tensor:
+    """(B, T) KL estimate of the policy to `reference`, with gradient through the policy's `logprobs` only."""
+    with torch.no_grad():
+        reference_logprobs, _ = sequence_logprobs(reference, batch, temperature)
+    return kl_estimate(logprobs, reference_logprobs)
+
+
+class Means:
+    """Means over the completion tokens of a step, gathered micro-batch by micro-batch."""
 
     def __init__(self) -> None:
-        self.loss = 0.0
-        self.tokens = 0
         self._sums: dict[str, float] = {}
+        self._counts: dict[str, int] = {}
 
-    def add(self, loss, batch, logprobs, old_logprobs, entropy, kl, importance, clipped) -> None:  # type: ignore[no-untyped-def]
+    def add(
+        self,
+        batch: Batch,
+        logprobs: torch.Tensor,
+        old_logprobs: torch.Tensor,
+        entropy: torch.Tensor,
+        clipped: torch.Tensor,
+        importance: torch.Tensor,
+        kl: torch.Tensor | None,
+    ) -> None:
+        """Take in a micro-batch; all tensors are (B, T), but importance weights of whole sequences are (B, 1)."""
         mask = batch.completion_mask
-        self.loss += loss.item()
-        self.tokens += int(mask.sum())
-        values = {
-            "entropy": entropy,
-            "clip_fraction": clipped.float(),
-            "ratio_mean": (logprobs.detach() - old_logprobs).exp(),
-            "correction_mean": importance.expand(mask.shape),
-            "logprob_difference": (logprobs.detach() - batch.sampler_logprobs).abs(),
-            "kl": kl,
-        }
-        for name, value in values.items():
-            if value is not None:
-                self._sums[name] = self._sums.get(name, 0.0) + value.detach()[mask].sum().item()
+        self._take("entropy", entropy, mask)
+        self._take("clip_fraction", clipped.float(), mask)
+        self._take("ratio_mean", (logprobs - old_logprobs).exp(), mask)
+        self._take("logprob_difference", (logprobs - batch.sampler_logprobs).abs(), mask)
+        self._take(
+            "correction_mean", importance, mask if importance.shape == mask.shape else torch.ones_like(importance)
+        )
+        if kl is not None:
+            self._take("kl", kl.detach(), mask)
 
-    def means(self) -> dict[str, float]:
-        return {name: total / max(self.tokens, 1) for name, total in self._sums.items()}
+    def _take(self, name: str, values: torch.Tensor, mask: torch.Tensor) -> None:
+        self._sums[name] = self._sums.get(name, 0.0) + values[mask.bool()].sum().item()
+        self._counts[name] = self._counts.get(name, 0) + int(mask.sum())
+
+    def columns(self, cfg: Any) -> dict[str, float]:
+        """The columns of metrics.csv; without those that the settings leave without meaning."""
+        unused = {"correction_mean"} if cfg.importance_correction == "none" else set()
+        return {k: total / max(self._counts[k], 1) for k, total in self._sums.items() if k not in unused}
 
 
 def log(
     record: RunRecord,
-    clock: Clock,
     cfg: Any,
-    step: int,
     samples: list[Sample],
     scores: list[dict[str, Any]],
     rewards: torch.Tensor,
     advantages: torch.Tensor,
-    stats: Stats,
-    grad_norm: float,
-    learning_rate: float,
+    measured: dict[str, float],
 ) -> None:
-    """Write the step's row of metrics and its line on the terminal."""  # fmt: skip
+    """Write the step's row of metrics and its line on the terminal.
+
+    Args:
+        rewards, advantages: (P, G).
+        measured: columns that the loop has measured itself.
+    """
     lengths = [len(s.completion.token_ids) for s in samples]
     correct = sum(score["correct"] for score in scores) / len(scores)
-    means = stats.means()
-    if cfg.importance_correction == "none":
-        del means["correction_mean"]
+    in_form = sum(score["format"] for score in scores) / len(scores)
     record.write(
         {
-            "step": step,
             "reward": rewards.mean().item(),
             "reward_correct": cfg.reward_weights.correct * correct,
-            "reward_format": cfg.reward_weights.format * sum(score["format"] for score in scores) / len(scores),
+            "reward_format": cfg.reward_weights.format * in_form,
             "accuracy": correct,
             "advantage_std": advantages.std().item(),
             "degenerate_groups": (rewards.std(dim=1) == 0).float().mean().item(),
             "completion_length_mean": sum(lengths) / len(lengths),
             "completion_length_max": max(lengths),
             "truncated_share": sum(s.completion.truncated for s in samples) / len(samples),
-            "grad_norm": grad_norm,
-            "learning_rate": learning_rate,
-            "loss": stats.loss,
             "tokens": sum(lengths),
             "prompts": prompts_digest([s.question["id"] for s in samples[:: cfg.group_size]]),
-            **means,
-            **clock.take(),
+            **measured,
         }
     )
 
