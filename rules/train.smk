@@ -3,6 +3,7 @@ rule train:
     input:
         model=f"{MODEL}/model.json",
         train=f"{DATA}/train.jsonl",
+        validation=f"{DATA}/validation.jsonl",
         record=f"{DATA}/data.json",
         sources=trainer_sources,
     output:

@@ -1,4 +1,4 @@
-"""Greedy evaluation on the whole test set: results/<run>/eval.json and every completion in samples.jsonl.
+"""Evaluation on the whole test set: results/<run>/eval.json and every completion in samples.jsonl.
 
 python -m scripts.evaluate --run baseline --model models/demo --data data/demo --out results/baseline --settings JSON
 """
@@ -8,7 +8,9 @@ import json
 import time
 from collections import Counter
 from fractions import Fraction
+from math import comb
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 from scipy.stats import binomtest
@@ -29,7 +31,8 @@ def evaluate(settings: dict[str, Any], run: str, model_dir: Path, data_dir: Path
 
     Returns:
         What eval.json holds: strict (the number on the final #### line) and flexible (what the completion commits to)
-        accuracy with 95 % Wilson intervals, how answers were found, truncated share, seconds.
+        accuracy with 95 % Wilson intervals, how answers were found, truncated share, seconds; pass@k and majority vote
+        where evaluation.samples asks for more than one answer.
     """
     verify(model_dir)
     questions = read_rows(data_dir / "test.jsonl")
@@ -44,13 +47,29 @@ def evaluate(settings: dict[str, Any], run: str, model_dir: Path, data_dir: Path
         engine, tokenizer, questions, instruction, Sampling(1, max_tokens, temperature=0.0, logprobs=False)
     )
     seconds = time.perf_counter() - started
-
     rows = [graded(sample) for sample in samples]
+
+    result: dict[str, Any] = {}
+    n, temperature = settings["evaluation"]["samples"], settings["evaluation"]["temperature"]
+    if n > 1:
+        print(f"{run}: {n} more answers to each question, at temperature {temperature:g}", flush=True)
+        sampling = Sampling(n, max_tokens, temperature, logprobs=False)
+        drawn = rollout(engine, tokenizer, questions, instruction, sampling)
+        groups = [drawn[i : i + n] for i in range(0, len(drawn), n)]
+        for row, group in zip(rows, groups, strict=True):
+            row |= graded_group(group)
+        result["sampled"] = {
+            "samples": n,
+            "temperature": temperature,
+            "pass_at_k": {str(k): mean(pass_at_k(n, row["sampled_correct"], k) for row in rows) for k in powers(n)},
+            "majority": with_interval(sum(row["majority_correct"] for row in rows), len(rows)),
+        }
+
     out.mkdir(parents=True, exist_ok=True)
     with (out / "samples.jsonl").open("w", encoding="utf-8") as file:
         file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     truncated = sum(row["truncated"] for row in rows)
-    result = {
+    result |= {
         "run": run,
         "rows": len(rows),
         "flexible": with_interval(sum(row["correct"] for row in rows), len(rows)),
@@ -87,6 +106,34 @@ def graded(sample: Sample) -> dict[str, Any]:
         "truncated": sample.completion.truncated,
         "tokens": len(sample.completion.token_ids),
     }
+
+
+def graded_group(group: list[Sample]) -> dict[str, Any]:
+    """What samples.jsonl keeps of several answers to one question: how many are right, and the majority's."""
+    gold = group[0].question["gold"]
+    answers = [extract_answer(sample.text) for sample in group]
+    votes = Counter(answer.value for answer in answers if answer.value is not None)
+    majority = votes.most_common(1)[0][0] if votes else None  # the first seen, where two are level
+    speaker = next((i for i, answer in enumerate(answers) if answer.value == majority), None)
+    right = [correctness_reward(sample.text, gold) == 1.0 for sample in group]
+    return {
+        "sampled_correct": sum(right),
+        "majority_answer": None if majority is None else shown(majority),
+        "majority_correct": majority is not None and speaker is not None and right[speaker],
+    }
+
+
+def pass_at_k(n: int, correct: int, k: int) -> float:
+    """Chance that at least one of k answers is right, from n answers of which `correct` are: 1 - C(n - c, k) / C(n, k).
+
+    The unbiased estimator of Chen et al. 2021 (arXiv:2107.03374, equation 1).
+    """
+    return 1.0 - comb(n - correct, k) / comb(n, k)
+
+
+def powers(n: int) -> list[int]:
+    """1, 2, 4, ... up to n, and n itself."""
+    return sorted({*(2**i for i in range(n.bit_length())), n})
 
 
 def shown(value: Fraction) -> str:

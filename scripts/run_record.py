@@ -53,6 +53,7 @@ COLUMNS = [
     "seconds_step",
     "memory_gib",  # in use on the device by the driver's figure; on a CPU, the process's peak
     "prompts",  # digest of the questions drawn, in order
+    "validation_accuracy",  # greedy, every evaluate_every steps; the time it takes is in no other column
 ]
 PACKAGES = [
     "torch",
@@ -85,6 +86,13 @@ class Clock:
             torch.cuda.synchronize()  # kernels run behind Python; without this their time shows in a later phase
         inner = sum(self._seconds.values()) - others
         self._seconds[phase] = self._seconds.get(phase, 0.0) + time.perf_counter() - start - inner
+
+    @contextmanager
+    def stopped(self) -> Iterator[None]:
+        """What happens here is no part of the step."""
+        start = time.perf_counter()
+        yield
+        self._began += time.perf_counter() - start
 
     def take(self) -> dict[str, float]:
         """The step's columns seconds_<phase> and seconds_step; starts the next step."""

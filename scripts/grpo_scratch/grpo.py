@@ -72,7 +72,7 @@ def sequence_logprobs(model: PreTrainedModel, batch: Batch, temperature: float) 
     hidden = model.base_model(batch.input_ids, attention_mask=batch.attention_mask).last_hidden_state  # (B, T + 1, H)
     mask = batch.completion_mask
     # Only the N completion tokens meet the vocabulary: logits are by far the largest tensor here.
-    logits = model.lm_head(hidden[:, :-1][mask]).float() / temperature  # (N, V)
+    logits = model.lm_head(hidden[:, :-1][mask]).float().div_(temperature)  # (N, V)
     chosen = -F.cross_entropy(logits, batch.input_ids[:, 1:][mask], reduction="none")  # (N,)
     # In pieces, because p log p of all tokens at once would take as much memory again as the logits.
     entropy = torch.cat([Categorical(logits=piece).entropy() for piece in logits.detach().split(1024)])  # (N,)

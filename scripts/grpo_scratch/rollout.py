@@ -23,7 +23,7 @@ if not torch.cuda.is_available():
     # where the project's path holds a space.
     os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
 
-from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from scripts.prompts import prompt_text
 
@@ -149,7 +149,6 @@ class VLLMEngine:
             os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", str(max(1, round(memory_gib))))
         import vllm
 
-        self._vllm = vllm
         self._stop = stop_token_ids(model_dir)
         self._llm = vllm.LLM(
             model=str(model_dir),
@@ -172,31 +171,7 @@ class VLLMEngine:
         self._runner = self._llm.llm_engine.model_executor.driver_worker.worker.model_runner
 
     def generate(self, prompts: list[list[int]], sampling: Sampling) -> list[list[Completion]]:
-        params = self._vllm.SamplingParams(
-            n=sampling.n,
-            max_tokens=sampling.max_tokens,
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            top_k=sampling.top_k,
-            logprobs=0 if sampling.logprobs else None,  # 0: of the sampled token alone
-            stop_token_ids=self._stop,
-            detokenize=False,
-        )
-        outputs = self._llm.generate([{"prompt_token_ids": ids} for ids in prompts], params, use_tqdm=False)
-        return [
-            [
-                Completion(
-                    list(o.token_ids),
-                    [
-                        position[token].logprob
-                        for position, token in zip(o.logprobs or [], o.token_ids, strict=bool(o.logprobs))
-                    ],
-                    o.finish_reason == "length",
-                )
-                for o in output.outputs
-            ]
-            for output in outputs
-        ]
+        return vllm_generate(self._llm, self._stop, prompts, sampling)
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         with torch.no_grad():
@@ -228,42 +203,11 @@ class TransformersEngine:
         self._generator_state = torch.Generator(device).manual_seed(seed).get_state()
 
     def generate(self, prompts: list[list[int]], sampling: Sampling) -> list[list[Completion]]:
-        greedy = sampling.temperature == 0
-        config = GenerationConfig(
-            max_new_tokens=sampling.max_tokens,
-            eos_token_id=self._stop,
-            pad_token_id=self._stop[0],
-            do_sample=not greedy,
-            temperature=None if greedy else sampling.temperature,
-            top_p=None if greedy else sampling.top_p,
-            top_k=None if greedy else sampling.top_k,
-            output_scores=True,
-            return_dict_in_generate=True,
-        )
-        repeated = [ids for ids in prompts for _ in range(sampling.n)]
-        flat: list[Completion] = []
-        with torch.random.fork_rng(), torch.no_grad():
+        with torch.random.fork_rng():
             self._set_rng(self._generator_state)
-            for start in range(0, len(repeated), self._batch):
-                flat += self._generate_batch(repeated[start : start + self._batch], config)
+            groups = transformers_generate(self._model, self._stop, prompts, sampling, self._batch)
             self._generator_state = self._get_rng()
-        return [flat[i : i + sampling.n] for i in range(0, len(flat), sampling.n)]
-
-    def _generate_batch(self, prompts: list[list[int]], config: GenerationConfig) -> list[Completion]:
-        length = max(map(len, prompts))
-        device = self._model.device
-        # left padding, so that every prompt ends where its completion begins
-        ids = torch.tensor([[self._stop[0]] * (length - len(p)) + p for p in prompts], device=device)  # (B, P)
-        mask = torch.tensor([[0] * (length - len(p)) + [1] * len(p) for p in prompts], device=device)  # (B, P)
-        out = self._model.generate(input_ids=ids, attention_mask=mask, generation_config=config)
-        tokens = out.sequences[:, length:]  # (B, T)
-        scores = torch.stack(out.scores, dim=1).float()  # (B, T, V), after temperature and truncation
-        logprobs = torch.log_softmax(scores, -1).gather(-1, tokens[..., None]).squeeze(-1)  # (B, T)
-        completions = []
-        for row, row_logprobs in zip(tokens.tolist(), logprobs.tolist(), strict=True):
-            end = next((i + 1 for i, token in enumerate(row) if token in self._stop), None)
-            completions.append(Completion(row[:end], row_logprobs[:end], truncated=end is None))
-        return completions
+        return groups
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         own = dict(self._model.named_parameters())
@@ -284,3 +228,64 @@ def stop_token_ids(model_dir: Path) -> list[int]:
     if eos is None:
         raise ValueError(f"{model_dir}/generation_config.json names no eos_token_id, so no completion could end")
     return [eos] if isinstance(eos, int) else list(eos)
+
+
+def vllm_generate(llm: Any, stop: list[int], prompts: list[list[int]], sampling: Sampling) -> list[list[Completion]]:
+    """Sample with vLLM's `LLM`; see `Engine.generate`."""
+    from vllm import SamplingParams
+
+    params = SamplingParams(
+        n=sampling.n,
+        max_tokens=sampling.max_tokens,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        logprobs=0 if sampling.logprobs else None,  # 0: of the sampled token alone
+        stop_token_ids=stop,
+        detokenize=False,
+    )
+
+    def completion(output: Any) -> Completion:
+        tokens, logprobs = list(output.token_ids), output.logprobs or []
+        chosen = [position[token].logprob for position, token in zip(logprobs, tokens, strict=bool(logprobs))]
+        return Completion(tokens, chosen, truncated=output.finish_reason == "length")
+
+    requests = llm.generate([{"prompt_token_ids": ids} for ids in prompts], params, use_tqdm=False)
+    return [[completion(output) for output in request.outputs] for request in requests]
+
+
+@torch.no_grad()
+def transformers_generate(
+    model: PreTrainedModel, stop: list[int], prompts: list[list[int]], sampling: Sampling, batch: int
+) -> list[list[Completion]]:
+    """Sample with transformers' `generate`, `batch` sequences at once; see `Engine.generate`."""
+    greedy = sampling.temperature == 0
+    config = GenerationConfig(
+        max_new_tokens=sampling.max_tokens,
+        eos_token_id=stop,
+        pad_token_id=stop[0],
+        do_sample=not greedy,
+        temperature=None if greedy else sampling.temperature,
+        top_p=None if greedy else sampling.top_p,
+        top_k=None if greedy else sampling.top_k,
+        output_scores=sampling.logprobs,
+        return_dict_in_generate=True,
+    )
+    repeated = [ids for ids in prompts for _ in range(sampling.n)]
+    flat: list[Completion] = []
+    for start in range(0, len(repeated), batch):
+        chunk = repeated[start : start + batch]
+        length = max(map(len, chunk))
+        # left padding, so that every prompt ends where its completion begins
+        ids = torch.tensor([[stop[0]] * (length - len(p)) + p for p in chunk], device=model.device)  # (B, P)
+        mask = torch.tensor([[0] * (length - len(p)) + [1] * len(p) for p in chunk], device=model.device)  # (B, P)
+        out = model.generate(input_ids=ids, attention_mask=mask, generation_config=config)
+        tokens = out.sequences[:, length:]  # (B, T)
+        logprobs: list[list[float]] = [[]] * len(chunk)
+        if sampling.logprobs:
+            scores = torch.stack(out.scores, dim=1).float()  # (B, T, V), after temperature, top_p and top_k
+            logprobs = torch.log_softmax(scores, -1).gather(-1, tokens[..., None]).squeeze(-1).tolist()
+        for row, row_logprobs in zip(tokens.tolist(), logprobs, strict=True):
+            end = next((i + 1 for i, token in enumerate(row) if token in stop), None)
+            flat.append(Completion(row[:end], row_logprobs[:end], truncated=end is None))
+    return [flat[i : i + sampling.n] for i in range(0, len(flat), sampling.n)]

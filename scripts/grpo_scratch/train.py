@@ -28,6 +28,7 @@ from scripts.prepared import read_rows, verify
 from scripts.prompts import longest_prompt
 from scripts.run_record import Clock, RunRecord, prompts_digest, step_questions
 from scripts.settings import namespace
+from scripts.validation import Validation
 
 
 def train(settings: dict[str, Any], model_dir: Path, data_dir: Path, out: Path, tracking: str) -> None:
@@ -41,8 +42,11 @@ def train(settings: dict[str, Any], model_dir: Path, data_dir: Path, out: Path, 
     verify(model_dir)
     questions = read_rows(data_dir / "train.jsonl")
     tokenizer = AutoTokenizer.from_pretrained(model_dir)
-    max_length = longest_prompt(tokenizer, questions, instruction) + cfg.max_completion_tokens
-    engine = build_engine(model_dir, run.engine, max_length, sequences, cfg.precision, cfg.seed)
+    validation = Validation(data_dir, settings, tokenizer)
+    longest = longest_prompt(tokenizer, questions + validation.questions, instruction)
+    engine = build_engine(
+        model_dir, run.engine, longest + cfg.max_completion_tokens, sequences, cfg.precision, cfg.seed
+    )
     # The weights that learn stay fp32: at these learning rates bf16 would round almost every update away.
     model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32).to(device)
     reference = copy.deepcopy(model) if cfg.beta > 0 else None
@@ -96,8 +100,11 @@ def train(settings: dict[str, Any], model_dir: Path, data_dir: Path, out: Path, 
             if cfg.sync_every and step % cfg.sync_every == 0:
                 sync_weights_to_vllm(model, engine)
 
-        update = {"step": step, "loss": loss, "grad_norm": grad_norm, "learning_rate": learning_rate}
-        log(record, cfg, samples, scores, rewards, advantages, {**update, **means.columns(cfg), **clock.take()})
+        measured = {"step": step, "loss": loss, "grad_norm": grad_norm, "learning_rate": learning_rate}
+        if validation.due(step):
+            with clock.stopped():
+                measured["validation_accuracy"] = validation.accuracy(engine)
+        log(record, cfg, samples, scores, rewards, advantages, {**measured, **means.columns(cfg), **clock.take()})
 
     values = used(cfg, model, optimizer, engine)
     record.finish("scripts.grpo_scratch.train", values, model, tokenizer, model_dir, data_dir)

@@ -15,10 +15,12 @@ from trl import GRPOConfig, GRPOTrainer
 from scripts.cli import errors_for_people, run_arguments
 from scripts.grpo_scratch.rewards import correctness_reward as score_correct
 from scripts.grpo_scratch.rewards import format_reward as score_format
+from scripts.grpo_scratch.rollout import Completion, Sampling, transformers_generate, vllm_generate
 from scripts.prepared import read_rows, verify
 from scripts.prompts import TEMPLATE_OPTIONS, longest_prompt, messages
 from scripts.run_record import Clock, RunRecord, prompts_digest, step_questions
 from scripts.settings import namespace
+from scripts.validation import Validation
 
 
 def correctness_reward(completions: list[Any], gold: list[str], **_: Any) -> list[float]:
@@ -113,13 +115,44 @@ class ClockedGRPOTrainer(GRPOTrainer):
             return super()._calculate_rewards(inputs, *args, **kwargs)
 
 
+class OwnSampler:
+    """TRL's own sampler, asked for the validation questions as our engines are."""
+
+    def __init__(self, trainer: ClockedGRPOTrainer):
+        self._trainer = trainer
+        self.name = "vllm" if trainer.use_vllm else "transformers"
+
+    def generate(self, prompts: list[list[int]], sampling: Sampling) -> list[list[Completion]]:
+        trainer = self._trainer
+        if trainer.use_vllm:
+            trainer.vllm_generation.sync_weights()
+            return vllm_generate(trainer.vllm_generation.llm, trainer.eos_token_ids, prompts, sampling)
+        trainer.model.eval()
+        groups = transformers_generate(trainer.model, trainer.eos_token_ids, prompts, sampling, batch=len(prompts))
+        trainer.model.train()
+        return groups
+
+    def load_weights(self, weights: Any) -> None:
+        raise NotImplementedError("TRL pushes weights itself")
+
+
 class MetricsCallback(TrainerCallback):
     """Writes a row of metrics.csv for each of TRL's logs."""
 
-    def __init__(self, record: RunRecord, trainer: ClockedGRPOTrainer, settings: dict[str, Any]):
+    def __init__(
+        self, record: RunRecord, trainer: ClockedGRPOTrainer, settings: dict[str, Any], validation: Validation
+    ):
         self._record = record
+        self._validation = validation
+        self._accuracy: float | None = None
         self._trainer = trainer
         self._weights = settings["grpo"]["reward_weights"]
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._accuracy = None
+        if self._validation.due(state.global_step):
+            with self._trainer.clock.stopped():
+                self._accuracy = self._validation.accuracy(OwnSampler(self._trainer))
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
         if not logs or "reward" not in logs:  # the summary at the end of training
@@ -152,6 +185,7 @@ class MetricsCallback(TrainerCallback):
                 "loss": logs["loss"],
                 "tokens": round(logs["completions/mean_length"] * sequences),
                 "prompts": prompts_digest(trainer.questions_drawn),
+                "validation_accuracy": self._accuracy,
                 **phases,
             }
         )
@@ -168,20 +202,21 @@ def train(settings: dict[str, Any], model_dir: Path, data_dir: Path, out: Path, 
     dataset = Dataset.from_list(
         [{"id": q["id"], "prompt": messages(q["question"], instruction), "gold": q["gold"]} for q in drawn]
     )
-    max_length = longest_prompt(tokenizer, questions, instruction) + cfg["max_completion_tokens"]
+    validation = Validation(data_dir, settings, tokenizer)
+    longest = longest_prompt(tokenizer, questions + validation.questions, instruction)
 
     clock = Clock()
     trainer = ClockedGRPOTrainer(
         model=str(model_dir),
         reward_funcs=[correctness_reward, format_reward],
-        args=trl_config(settings, max_length, out),
+        args=trl_config(settings, longest + cfg["max_completion_tokens"], out),
         train_dataset=dataset,
         processing_class=tokenizer,
         clock=clock,
     )
     trainer.remove_callback(PrinterCallback)
     record = RunRecord(out, settings, tracking)
-    trainer.add_callback(MetricsCallback(record, trainer, settings))
+    trainer.add_callback(MetricsCallback(record, trainer, settings, validation))
     clock.take()  # what came before is no part of the first step
     trainer.train()
     record.finish("scripts.trl_grpo.train", used(trainer), trainer.model, tokenizer, model_dir, data_dir)

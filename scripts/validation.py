@@ -1,0 +1,30 @@
+"""Accuracy on the validation split while a run trains; the test set is never touched for that."""
+
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from scripts.grpo_scratch.rewards import correctness_reward
+from scripts.grpo_scratch.rollout import Engine, Sampling, rollout
+from scripts.prepared import read_rows
+
+
+class Validation:
+    """The validation questions of a run and when to ask them."""
+
+    def __init__(self, data_dir: Path, settings: dict[str, Any], tokenizer: PreTrainedTokenizerBase):
+        self.questions = read_rows(data_dir / "validation.jsonl")
+        self._instruction = settings["prompt"]["instruction"]
+        self._every = settings["grpo"]["evaluate_every"]
+        self._sampling = Sampling(1, settings["grpo"]["max_completion_tokens"], temperature=0.0, logprobs=False)
+        self._tokenizer = tokenizer
+
+    def due(self, step: int) -> bool:
+        """Whether `evaluate_every` asks for a validation after this step."""
+        return bool(self._every) and step % self._every == 0
+
+    def accuracy(self, engine: Engine) -> float:
+        """Share of the validation questions that `engine` answers right, greedily (flexible score)."""
+        samples = rollout(engine, self._tokenizer, self.questions, self._instruction, self._sampling)
+        return sum(correctness_reward(s.text, s.question["gold"]) for s in samples) / len(samples)
