@@ -89,10 +89,11 @@ class Clock:
 
     @contextmanager
     def stopped(self) -> Iterator[None]:
-        """What happens here is no part of the step."""
-        start = time.perf_counter()
+        """What happens here is no part of the step, nor of its phases."""
+        start, phases = time.perf_counter(), dict(self._seconds)
         yield
         self._began += time.perf_counter() - start
+        self._seconds = phases
 
     def take(self) -> dict[str, float]:
         """The step's columns seconds_<phase> and seconds_step; starts the next step."""

@@ -152,8 +152,9 @@ CHANGES = {
     "TRL's train.py": (edit("scripts/trl_grpo/train.py"), ["train trl", "evaluate trl", *PAGES]),
     "the engine, rollout.py": (
         edit("scripts/grpo_scratch/rollout.py"),
-        ["train scratch", "evaluate scratch", "evaluate trl", *BASELINE, *PAGES],
+        [*BOTH, *BASELINE, *PAGES],
     ),
+    "the grader, rewards.py": (edit("scripts/grpo_scratch/rewards.py"), ["data", *BOTH, *BASELINE, *PAGES]),
     "the page's template": (edit("reports/template.html.j2"), PAGES),
 }
 
