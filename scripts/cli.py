@@ -35,8 +35,10 @@ def run_arguments(doc: str | None) -> argparse.Namespace:
 
 @contextmanager
 def errors_for_people() -> Iterator[None]:
-    """Faults of settings, models and data end the program with their message instead of a traceback."""
+    """Faults of settings, models and data, and Ctrl-C, end the program with a message instead of a traceback."""
     try:
         yield
     except (SettingsError, ModelFilesError, DataError) as error:
         sys.exit(str(error))
+    except KeyboardInterrupt:
+        sys.exit("interrupted; the same command runs this stage again")

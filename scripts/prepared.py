@@ -15,13 +15,10 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 RECORD = "model.json"
-
 # What transformers and vLLM read: configuration, tokenizer, chat template, weights. Only files beside config.json,
 # and never pickles (*.bin, *.pt), which can run code when they are loaded.
 FILES = ["*.json", "*.jinja", "*.txt", "tokenizer.model", "model*.safetensors"]
-
 FAULTS_SHOWN = 10
-
 
 Row = dict[str, str]
 
