@@ -24,7 +24,9 @@ def faults(metrics: pd.DataFrame, device_gib: float | None) -> list[str]:
         device_gib: memory of the GPU, or None on a CPU.
     """
     found = []
-    numbers = metrics.select_dtypes("number").dropna(axis="columns", how="all")
+    # Validation is looked at in some steps only; what a trainer cannot know is empty throughout.
+    numbers = metrics.drop(columns="validation_accuracy", errors="ignore")
+    numbers = numbers.select_dtypes("number").dropna(axis="columns", how="all")
     if not numbers.map(lambda value: abs(value) < float("inf")).all(axis=None):
         broken = [name for name in numbers if not (numbers[name].abs() < float("inf")).all()]
         found.append(f"values that are no numbers in {', '.join(broken)}: lower learning_rate, or set precision: fp32")
