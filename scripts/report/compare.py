@@ -170,6 +170,8 @@ def same(one: Any, other: Any) -> bool:
         return one is other
     if isinstance(one, int | float) and isinstance(other, int | float):
         return math.isclose(one, other, rel_tol=1e-6)
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(same(one[name], other[name]) for name in one)
     return bool(one == other)
 
 
