@@ -19,11 +19,11 @@ from scripts import settings as project_settings
 ROOT = Path(__file__).parents[1]
 
 
-def run_module(module: str, *arguments: Any, env: dict[str, str] | None = None) -> str:
-    """`python -m module ...` from the project's folder, as the rules do; what it printed."""
+def run_module(module: str, *arguments: Any, cwd: Path = ROOT, env: dict[str, str] | None = None) -> str:
+    """`python -m module ...`, as the rules start it; what it printed."""
     done = subprocess.run(
         [sys.executable, "-m", module, *map(str, arguments)],
-        cwd=ROOT, env={**os.environ, **(env or {})}, capture_output=True, text=True,
+        cwd=cwd, env={**os.environ, "PYTHONPATH": str(ROOT), **(env or {})}, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr
@@ -36,7 +36,8 @@ def demo_settings() -> dict[str, Any]:
     config["model"]["warm_start_steps"] = 60
     config["data"] |= {"train_rows": 60, "validation_rows": 10, "test_rows": 20}
     config["grpo"] |= {
-        "steps": 3, "prompts_per_step": 4, "group_size": 4, "micro_batch_size": 8, "max_completion_tokens": 24
+        "steps": 3, "prompts_per_step": 4, "group_size": 4, "micro_batch_size": 8, "max_completion_tokens": 24,
+        "evaluate_every": 2,
     }  # fmt: skip
     config["evaluation"]["max_completion_tokens"] = 24
     return project_settings.load(config, "demo")

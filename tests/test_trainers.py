@@ -1,0 +1,466 @@
+"""Both trainers and what follows them, really run on the tiny model: metrics, manifest, evaluation, smoke checks."""
+
+import importlib.util
+import itertools
+import json
+import random
+import shutil
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from conftest import run_module
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from trl import GRPOTrainer
+
+from scripts import settings as project_settings
+from scripts.evaluate import evaluate, graded_group, pass_at_k, powers, shown, with_interval
+from scripts.grpo_scratch import train as scratch
+from scripts.grpo_scratch.rewards import correctness_reward, strict_match
+from scripts.grpo_scratch.rollout import Completion, Sample
+from scripts.prepared import ModelFilesError, read_rows, verify
+from scripts.prompts import prompt_text
+from scripts.report.compare import same
+from scripts.run_record import COLUMNS, Clock, prompts_digest, step_questions
+from scripts.smoke import faults
+from scripts.trl_grpo import train as trl
+
+MODULES = {"scratch": "scripts.grpo_scratch.train", "trl": "scripts.trl_grpo.train"}
+TOKEN = "hf_thisisnosecretthisisnosecret"
+STEPS = 3
+SEQUENCES = 16
+
+
+@pytest.fixture(scope="module")
+def trained(demo_settings, demo_model, demo_data, tmp_path_factory) -> Path:
+    """A folder with results/scratch and results/trl, trained as the pipeline trains them, each in its process."""
+    folder = tmp_path_factory.mktemp("trained")
+    for run, module in MODULES.items():
+        settings = project_settings.run_settings(demo_settings, run)
+        settings["grpo"] = {**settings["grpo"], "lr_schedule": "linear", "warmup_steps": 1}
+        arguments = ["--model", demo_model, "--data", demo_data, "--tracking", "tensorboard"]
+        run_module(
+            module, "--run", run, "--settings", json.dumps(settings), "--out", f"results/{run}", *arguments,
+            cwd=folder, env={"HF_TOKEN": TOKEN},
+        )  # fmt: skip
+    return folder
+
+
+def metrics(folder: Path) -> pd.DataFrame:
+    return pd.read_csv(folder / "metrics.csv")
+
+
+def manifest(folder: Path) -> dict:
+    return json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+
+
+@pytest.fixture(params=MODULES)
+def result(request, trained) -> Path:
+    return trained / "results" / request.param
+
+
+def test_metrics_have_the_same_columns_and_a_row_a_step(result):
+    rows = metrics(result)
+    assert list(rows.columns) == COLUMNS
+    assert rows["step"].tolist() == list(range(1, STEPS + 1))
+    assert rows["seconds"].is_monotonic_increasing
+
+
+def test_metrics_are_finite_and_in_their_range(result):
+    rows = metrics(result)
+    unknown = {"kl", "correction_mean", "validation_accuracy"}  # beta 0, no correction; not in every step
+    if result.name == "trl":
+        unknown |= {"ratio_mean", "logprob_difference", "seconds_push"}  # TRL logs no mean ratio; no vLLM, no push
+    known = rows.drop(columns=[*unknown, "prompts"])
+    assert np.isfinite(known.to_numpy(dtype=float)).all(), known
+    shares = ["accuracy", "degenerate_groups", "clip_fraction", "truncated_share", "reward_correct"]
+    assert rows[shares].to_numpy().min() >= 0 and rows[shares].to_numpy().max() <= 1
+    assert (rows["entropy"] > 0).all() and (rows["grad_norm"] > 0).all() and (rows["memory_gib"] > 0.1).all()
+    assert (rows["completion_length_max"] <= 24).all()
+    assert (rows["clip_fraction"] == 0).all()  # one update a batch: exactly on policy
+
+
+def test_reward_is_the_sum_of_its_parts(result):
+    rows = metrics(result)
+    np.testing.assert_allclose(rows["reward"], rows["reward_correct"] + rows["reward_format"], atol=1e-5)
+    np.testing.assert_allclose(rows["reward_correct"], rows["accuracy"], atol=1e-5)  # its weight is 1
+    assert (rows["reward_format"] <= 0.1 + 1e-6).all() and (rows["reward_format"] > 0).any()
+
+
+def test_tokens_are_mean_length_times_sequences(result):
+    rows = metrics(result)
+    np.testing.assert_allclose(rows["tokens"], rows["completion_length_mean"] * SEQUENCES, rtol=1e-5)
+
+
+def test_phases_add_up_to_the_step(result):
+    rows = metrics(result)
+    phases = rows[["seconds_rollout", "seconds_reward", "seconds_train", "seconds_push"]].fillna(0)
+    assert (phases.to_numpy() >= 0).all()
+    assert (phases.sum(axis=1) <= rows["seconds_step"] + 1e-3).all()
+    assert (phases.sum(axis=1) >= 0.9 * rows["seconds_step"]).all()
+    assert (rows["seconds_step"].cumsum() <= rows["seconds"] + 1).all()
+
+
+def test_validation_is_looked_at_every_second_step(result):
+    accuracy = metrics(result)["validation_accuracy"]
+    assert accuracy.isna().tolist() == [True, False, True]
+    assert round(10 * accuracy[1], 6) in range(11)  # of ten questions
+
+
+def test_both_trainers_draw_the_same_questions(trained, demo_settings, demo_data):
+    drawn = [metrics(trained / "results" / run)["prompts"].tolist() for run in MODULES]
+    assert drawn[0] == drawn[1]
+    ids = [row["id"] for row in read_rows(demo_data / "train.jsonl")]
+    draws = step_questions(len(ids), 4, STEPS, demo_settings["grpo"]["seed"])
+    assert drawn[0] == [prompts_digest([ids[i] for i in draw]) for draw in draws]
+    assert len(set(drawn[0])) == STEPS
+
+
+def test_learning_rates_are_equal_step_by_step(trained, demo_settings):
+    """Linear with one step of warmup: 0, then the peak, then half of it."""
+    peak = demo_settings["grpo"]["learning_rate"]
+    for run in MODULES:
+        assert metrics(trained / "results" / run)["learning_rate"].tolist() == pytest.approx([0, peak, peak / 2])
+
+
+# What a run leaves behind
+
+
+def test_the_manifest_holds_what_was_asked_and_what_was_used(result):
+    """Every setting under `used`, read off the finished objects, is the one that was asked for."""
+    said = manifest(result)
+    asked, used = said["settings"]["grpo"], said["used"]
+    assert asked["lr_schedule"] == "linear" and asked["warmup_steps"] == 1
+    compared = asked.keys() & used.keys()
+    assert [name for name in compared if not same(asked[name], used[name])] == []
+    assert asked.keys() - compared <= {"evaluate_every"}  # not GRPO's, and TRL has no part in it
+    assert used["sequences_per_step"] == SEQUENCES
+    assert used["advantage_epsilon"] == 1e-4
+    assert used["weights_dtype"] == "float32"
+    assert "weight decay 0.0" in used["optimizer"]
+    vllm = result.name == "scratch" and importlib.util.find_spec("vllm")  # TRL has no vLLM on a CPU
+    assert used["sampler"] == ("vllm" if vllm else "transformers")
+
+
+def test_both_manifests_compare(trained):
+    used = [manifest(trained / "results" / run)["used"] for run in MODULES]
+    differing = {name for name in used[0].keys() & used[1].keys() if not same(used[0][name], used[1][name])}
+    assert differing <= {"sampler"}
+    one, other = (manifest(trained / "results" / run) for run in MODULES)
+    assert one["data_digest"] == other["data_digest"]
+    assert one["code_digest"] != other["code_digest"]
+    assert (one["trainer"], other["trainer"]) == ("scratch", "trl")
+
+
+def test_no_file_of_a_run_holds_the_hubs_token(trained):
+    files = [path for path in trained.rglob("*") if path.is_file()]
+    assert len(files) > 10
+    assert [path for path in files if TOKEN.encode() in path.read_bytes()] == []
+
+
+def test_the_trained_model_loads_and_is_recorded(result, demo_model):
+    folder = result / "model"
+    verify(folder)
+    start, trained = (AutoModelForCausalLM.from_pretrained(path) for path in (demo_model, folder))
+    moved = [name for name, p in trained.named_parameters() if not torch.equal(p, start.get_parameter(name))]
+    assert len(moved) == len(list(start.named_parameters()))
+    largest = max((p - start.get_parameter(n)).abs().max().item() for n, p in trained.named_parameters())
+    peak = manifest(result)["settings"]["grpo"]["learning_rate"]
+    assert 0.5 * peak < largest < 1.6 * peak  # AdamW moves a weight by the learning rate at most: 0, 1, 1/2 of the peak
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    assert tokenizer.chat_template == AutoTokenizer.from_pretrained(demo_model).chat_template
+    assert trained.dtype == start.dtype and trained.config.eos_token_id == start.config.eos_token_id
+
+
+def test_tensorboard_gets_every_number(trained):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    for run in MODULES:
+        events = EventAccumulator(str(trained / "logs" / "tensorboard" / run)).Reload()
+        rows = metrics(trained / "results" / run)
+        known = {name for name in COLUMNS if name != "prompts" and rows[name].notna().any()}
+        assert set(events.Tags()["scalars"]) == known
+        assert [e.value for e in events.Scalars("reward")] == pytest.approx(rows["reward"].tolist(), rel=1e-4)
+        assert [e.step for e in events.Scalars("reward")] == [1, 2, 3]
+
+
+# In this process: changed settings
+
+
+def train_here(trainer, settings, demo_model, demo_data, out, **grpo) -> pd.DataFrame:
+    """Train with transformers as the sampler; the metrics."""
+    run = project_settings.run_settings(settings, trainer)
+    run["grpo"] = {**run["grpo"], **grpo}
+    run["engine"]["name"] = "transformers"
+    {"scratch": scratch, "trl": trl}[trainer].train(run, demo_model, demo_data, out, "none")
+    return metrics(out)
+
+
+TIMES = ["seconds", "seconds_rollout", "seconds_reward", "seconds_train", "seconds_push", "seconds_step", "memory_gib"]
+
+
+@pytest.mark.parametrize("trainer", MODULES)
+def test_the_same_seed_gives_the_same_run_and_validation_leaves_it_alone(
+    trainer, settings, demo_model, demo_data, tmp_path
+):
+    with_validation, without = (
+        train_here(trainer, settings, demo_model, demo_data, tmp_path / str(every), evaluate_every=every)
+        for every in (1, 0)
+    )
+    assert with_validation["validation_accuracy"].notna().all() and without["validation_accuracy"].isna().all()
+    dropped = [*TIMES, "validation_accuracy"]
+    pd.testing.assert_frame_equal(with_validation.drop(columns=dropped), without.drop(columns=dropped), rtol=1e-4)
+
+
+def test_an_engine_that_is_never_pushed_to_falls_behind_and_smoke_says_so(settings, demo_model, demo_data, tmp_path):
+    changes = {"learning_rate": 1e-3, "steps": 5}
+    stale = train_here("scratch", settings, demo_model, demo_data, tmp_path / "stale", sync_every=0, **changes)
+    synced = train_here("scratch", settings, demo_model, demo_data, tmp_path / "synced", **changes)
+    assert synced["logprob_difference"].max() < 1e-5
+    assert stale["logprob_difference"][0] < 1e-5
+    assert stale["logprob_difference"][4] > 2 * stale["logprob_difference"][1] > 0.1
+    assert [fault for fault in faults(stale, None) if "engine does not follow the trainer" in fault]
+    assert faults(synced, None) == []
+
+
+class Script:
+    """Completions laid down in advance, for both trainers: right ones, wrong ones, cut ones, of many lengths."""
+
+    name = "scripted"
+
+    def __init__(self, tokenizer, questions):
+        self._gold = {tuple(ids): q["gold"] for q, ids in questions}
+        self._tokenizer = tokenizer
+
+    def completions(self, prompts: list[list[int]]) -> list[list[int]]:
+        drawn = []
+        for i, prompt in enumerate(prompts):
+            rng = random.Random(f"{prompt} {i % 4}")
+            text = f"{rng.randint(1, 99)} + {rng.randint(1, 9)} = {rng.randint(1, 99)}\n" * rng.randint(0, 1)
+            answer = self._gold[tuple(prompt)] if rng.random() < 0.4 else rng.randint(1, 99)
+            tokens = self._tokenizer.encode(text + f"#### {answer}" * rng.randint(0, 3))
+            drawn.append([*tokens, self._tokenizer.eos_token_id][:24])
+        return drawn
+
+    def generate(self, prompts, sampling):
+        repeated = [prompt for prompt in prompts for _ in range(sampling.n)]
+        eos = self._tokenizer.eos_token_id
+        flat = [Completion(ids, [0.0] * len(ids), ids[-1] != eos) for ids in self.completions(repeated)]
+        return [flat[i : i + sampling.n] for i in range(0, len(flat), sampling.n)]
+
+    def load_weights(self, weights):
+        pass
+
+
+@pytest.mark.parametrize("loss_type", ["dapo", "grpo"])
+def test_the_same_rollouts_make_the_same_run(settings, demo_model, demo_data, tmp_path, monkeypatch, loss_type):
+    """Sampler aside, every number that both trainers log is the same, step after step, and so are their models."""
+    tokenizer = AutoTokenizer.from_pretrained(demo_model)
+    rows = read_rows(demo_data / "train.jsonl")
+    script = Script(tokenizer, [(q, tokenizer.encode(prompt_text(tokenizer, q["question"], ""))) for q in rows])
+    monkeypatch.setattr(scratch, "build_engine", lambda *args, **kwargs: script)
+    monkeypatch.setattr(
+        GRPOTrainer, "_generate_single_turn", lambda self, prompts, *args, **kwargs: (script.completions(prompts), None)
+    )
+    changes = {
+        "beta": 0.04, "loss_type": loss_type, "lr_schedule": "cosine", "warmup_steps": 1, "steps": 4,
+        "evaluate_every": 0, "micro_batch_size": 16, "max_grad_norm": 0.5, "learning_rate": 1e-4,
+    }  # fmt: skip
+    ours, theirs = (
+        train_here(trainer, settings, demo_model, demo_data, tmp_path / trainer, **changes) for trainer in MODULES
+    )
+    assert 0 < ours["accuracy"].mean() < 1 and 0 < ours["truncated_share"].mean() < 1
+    assert (ours["grad_norm"] > 0.5).any(), "no gradient was long enough to be clipped"
+    assert ours["kl"].iloc[-1] > 1e-6
+    unshared = [*TIMES, "validation_accuracy", "ratio_mean", "logprob_difference", "correction_mean"]
+    pd.testing.assert_frame_equal(ours.drop(columns=unshared), theirs.drop(columns=unshared), rtol=1e-3, atol=1e-6)
+
+    start, our_model, their_model = (
+        AutoModelForCausalLM.from_pretrained(folder)
+        for folder in (demo_model, tmp_path / "scratch" / "model", tmp_path / "trl" / "model")
+    )
+    for name, weight in start.named_parameters():
+        ours_moved, theirs_moved = (m.get_parameter(name) - weight for m in (our_model, their_model))
+        # AdamW turns a rounding error of a gradient near 0 into a whole step of one weight, hence the room
+        assert (ours_moved - theirs_moved).norm() < 0.02 * theirs_moved.norm(), name
+
+
+def test_training_on_a_changed_model_is_refused(settings, demo_model, demo_data, tmp_path):
+    folder = shutil.copytree(demo_model, tmp_path / "demo")
+    with (folder / "config.json").open("a") as file:
+        file.write(" ")
+    for trainer in MODULES:
+        with pytest.raises(ModelFilesError, match=r"config\.json has [\d,]+ bytes, not"):
+            train_here(trainer, settings, folder, demo_data, tmp_path / "out")
+    assert not (tmp_path / "out" / "metrics.csv").exists()
+
+
+# The clock
+
+
+@pytest.fixture
+def wait(monkeypatch):
+    """Moves the clock's time on by so many seconds."""
+    now = [100.0]
+    monkeypatch.setattr("scripts.run_record.time.perf_counter", lambda: now[0])
+
+    def moved(seconds: float) -> None:
+        now[0] += seconds
+
+    return moved
+
+
+def test_a_phase_inside_a_phase_is_counted_once(wait):
+    clock = Clock()
+    with clock("rollout"):
+        with clock("push"):
+            wait(5)
+        wait(2)
+    wait(1)
+    with clock("push"):
+        wait(4)
+    assert clock.take() == {"seconds_push": 9, "seconds_rollout": 2, "seconds_step": 12}
+    assert clock.take() == {"seconds_step": 0}
+
+
+def test_what_happens_while_the_clock_is_stopped_is_in_no_column(wait):
+    """TRL's sampler pushes weights before it answers the validation questions; that push is not the step's."""
+    clock = Clock()
+    with clock("push"):
+        wait(2)
+    with clock.stopped():
+        with clock("push"):
+            wait(5)
+        wait(5)
+    wait(1)
+    assert clock.take() == {"seconds_push": 2, "seconds_step": 3}
+
+
+# Smoke checks
+
+
+HEALTHY = {
+    "step": [1, 2, 3],
+    "reward": [0.2, 0.3, 0.4],
+    "accuracy": [0.2, 0.3, 0.4],
+    "degenerate_groups": [1.0, 0.5, 0.0],
+    "grad_norm": [0.0, 0.5, 0.4],
+    "loss": [0.0, 0.01, -0.01],
+    "kl": [np.nan] * 3,
+    "ratio_mean": [1.0, 1.0, 1.0],
+    "correction_mean": [0.9, 1.1, 1.2],
+    "logprob_difference": [0.004, 0.009, 0.006],
+    "truncated_share": [0.1, 0.0, 0.1],
+    "memory_gib": [10.0, 12.0, 12.0],
+    "seconds_step": [1.0, 1.0, 1.0],
+    "prompts": ["a", "b", "c"],
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "device_gib", "said"),
+    [
+        ({"degenerate_groups": [1.0] * 3}, None, "every group got equal rewards in every step"),
+        ({"grad_norm": [0.5, np.inf, 0.1]}, None, "values that are no numbers in grad_norm"),
+        ({"loss": [0.0, np.nan, 0.1]}, None, "values that are no numbers in loss"),
+        ({"grad_norm": [0.0] * 3}, None, "the gradient is 0 in every step"),
+        ({"ratio_mean": [1.0, 1.2, 1.0]}, None, "ratio_mean leaves 1 +- 0.1 (up to 1.200)"),
+        ({"correction_mean": [1.0, 0.3, 1.0]}, None, "correction_mean leaves 1 +- 0.5 (up to 0.300)"),
+        ({"logprob_difference": [0.004, 0.06, 0.2]}, None, "log-probs differ by up to 0.200 nats"),
+        ({"memory_gib": [10.0, 23.5, 12.0]}, 24.0, "memory is nearly full (23.5 of 24.0 GiB)"),
+    ],
+)
+def test_smoke_names_a_fault(changes, device_gib, said):
+    found = faults(pd.DataFrame(HEALTHY | changes), device_gib)
+    assert len(found) == 1 and said in found[0], found
+
+
+def test_smoke_is_silent_on_healthy_runs(result):
+    assert faults(pd.DataFrame(HEALTHY), 24.0) == []
+    assert faults(metrics(result), None) == []
+
+
+def test_smokes_command_line(trained, tmp_path):
+    paths = [trained / "results" / run / "metrics.csv" for run in MODULES]
+    out = tmp_path / "smoke.json"
+    said = run_module("scripts.smoke", *paths, "--out", out)
+    assert "scratch: sound (3 steps" in said and "trl: sound (3 steps" in said
+    assert "this trainer cannot know ratio_mean, logprob_difference" in said
+    assert json.loads(out.read_text()) == {"scratch": [], "trl": []}
+
+
+# Evaluation
+
+
+@pytest.mark.parametrize("samples", [1, 4])
+def test_evaluation_counts_agree_with_its_samples(settings, trained, demo_data, tmp_path, samples):
+    settings["engine"]["name"] = "transformers"
+    settings["evaluation"] |= {"samples": samples, "temperature": 0.8}
+    model = trained / "results" / "scratch" / "model"
+    result = evaluate(settings, "scratch", model, demo_data, tmp_path)
+    assert json.loads((tmp_path / "eval.json").read_text()) == json.loads(json.dumps(result))
+    rows = [json.loads(line) for line in (tmp_path / "samples.jsonl").read_text(encoding="utf-8").splitlines()]
+    questions = read_rows(demo_data / "test.jsonl")
+    assert [row["id"] for row in rows] == [q["id"] for q in questions]
+    assert result["rows"] == len(rows) == 20
+    for row, q in zip(rows, questions, strict=True):
+        assert (row["question"], row["gold"]) == (q["question"], q["gold"])
+        assert row["correct"] == (correctness_reward(row["completion"], q["gold"]) == 1.0)
+        assert row["strict"] == strict_match(row["completion"], q["gold"])
+        assert row["answer"] is None or isinstance(row["answer"], str)
+    assert result["flexible"] == with_interval(sum(row["correct"] for row in rows), 20)
+    assert result["strict"] == with_interval(sum(row["strict"] for row in rows), 20)
+    assert result["truncated"]["count"] == sum(row["truncated"] for row in rows)
+    assert result["truncated"]["share"] == pytest.approx(result["truncated"]["count"] / 20)
+    assert sum(result["answer_kinds"].values()) == 20
+    assert result["completion_length_mean"] == pytest.approx(sum(row["tokens"] for row in rows) / 20)
+    assert all(row["tokens"] <= 24 for row in rows)
+    assert all(row["tokens"] == 24 for row in rows if row["truncated"])
+    assert ("sampled" in result) == (samples > 1)
+    if samples > 1:
+        right = [row["sampled_correct"] for row in rows]
+        assert result["sampled"]["pass_at_k"]["1"] == pytest.approx(sum(right) / 80)
+        assert result["sampled"]["pass_at_k"]["4"] == pytest.approx(sum(r > 0 for r in right) / 20)
+        assert result["sampled"]["majority"]["correct"] == sum(row["majority_correct"] for row in rows)
+
+
+def test_the_interval_is_wilsons():
+    """8 of 10: 0.490 to 0.943, the textbook's example; also worked out from the formula."""
+    z = 1.959963984540054
+    for correct, rows in ((8, 10), (0, 20), (20, 20), (593, 1319)):
+        p = correct / rows
+        centre = (p + z * z / (2 * rows)) / (1 + z * z / rows)
+        half = z / (1 + z * z / rows) * np.sqrt(p * (1 - p) / rows + z * z / (4 * rows * rows))
+        found = with_interval(correct, rows)
+        assert (found["correct"], found["accuracy"]) == (correct, p)
+        assert (found["low"], found["high"]) == pytest.approx((centre - half, centre + half), abs=1e-9)
+    assert with_interval(8, 10) == {
+        "correct": 8, "accuracy": 0.8, "low": pytest.approx(0.4901625), "high": pytest.approx(0.9433178)
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(("n", "correct"), [(4, 0), (4, 1), (5, 3), (6, 6)])
+def test_pass_at_k_is_the_share_of_choices_that_hold_a_right_answer(n, correct):
+    answers = [True] * correct + [False] * (n - correct)
+    for k in powers(n):
+        choices = list(itertools.combinations(answers, k))
+        assert pass_at_k(n, correct, k) == pytest.approx(sum(map(any, choices)) / len(choices))
+
+
+def test_the_majority_answers_for_a_question():
+    def group(*texts):
+        return graded_group([Sample({"gold": "12"}, [], Completion([], [], False), text) for text in texts])
+
+    assert group("#### 12", "#### 12.0", "#### 7") == {
+        "sampled_correct": 2, "majority_answer": "12", "majority_correct": True
+    }  # fmt: skip
+    assert group("#### 7", "#### 7", "#### 12")["majority_correct"] is False
+    assert group("no idea", "nor I") == {"sampled_correct": 0, "majority_answer": None, "majority_correct": False}
+    assert powers(1) == [1] and powers(8) == [1, 2, 4, 8] and powers(6) == [1, 2, 4, 6]
+
+
+def test_numbers_are_shown_as_people_write_them():
+    assert [shown(Fraction(*v)) for v in ((1200, 1), (-3, 1), (1, 4), (1, 3))] == ["1200", "-3", "0.25", "1/3"]
