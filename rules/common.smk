@@ -24,6 +24,8 @@ os.environ["PYTHONUNBUFFERED"] = "1"
 # Everything stays in the project's folder, and nobody counts who runs it.
 os.environ.setdefault("VLLM_CACHE_ROOT", str(ROOT / ".cache" / "vllm"))
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+# One GPU, the first unless the user names another: TRL would split the batch over all that it sees.
+os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0")
 # Idle threads may spin for a moment, no longer: OpenMP's default makes everything many times slower as soon as another
 # process wants a core, and not spinning at all costs small models a third of their speed.
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")
@@ -33,6 +35,15 @@ shell.prefix("set -euo pipefail; unset OMP_NUM_THREADS MKL_NUM_THREADS OPENBLAS_
 TRAINERS = {"scratch": "scripts.grpo_scratch.train", "trl": "scripts.trl_grpo.train"}
 MODEL = f"models/{Path(settings['model']['name']).name}"
 DATA = f"data/{Path(settings['data']['name']).name}"
+
+
+for section, folder in {"model": "models", "data": "data"}.items():
+    source, made = Path(settings[section]["name"]).expanduser().resolve(), Path(folder).resolve()
+    if settings[section]["source"] == "local" and (source.is_relative_to(made) or made.is_relative_to(source)):
+        raise WorkflowError(
+            f"{section}.name: {source} overlaps with {made}, where the pipeline writes and deletes; keep your own files "
+            "elsewhere"
+        )
 
 
 def as_param(section):
@@ -47,10 +58,10 @@ def without(section, *names):
 
 def local_files(section):
     """Files of a model or data set that its user keeps in a folder: the stage runs again when they change."""
-    folder = Path(section["name"])
+    folder = Path(section["name"]).expanduser()
     if section["source"] != "local" or not folder.is_dir():
         return []
-    return sorted(str(path) for path in folder.rglob("*") if path.is_file())
+    return sorted(str(path) for path in folder.rglob("[!.]*") if path.is_file())
 
 
 def run_settings(wildcards):

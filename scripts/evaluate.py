@@ -20,7 +20,7 @@ from scripts.cli import errors_for_people
 from scripts.grpo_scratch.rewards import correctness_reward, extract_answer, strict_match
 from scripts.grpo_scratch.rollout import Sample, Sampling, build_engine, rollout
 from scripts.prepared import decimal_text, read_rows, verify
-from scripts.prompts import longest_prompt
+from scripts.prompts import longest_sequence
 from scripts.settings import namespace
 
 SEQUENCES = 512  # decoded at once
@@ -38,7 +38,7 @@ def evaluate(settings: dict[str, Any], run: str, model_dir: Path, data_dir: Path
     questions = read_rows(data_dir / "test.jsonl")
     tokenizer = AutoTokenizer.from_pretrained(model_dir)
     instruction, max_tokens = settings["prompt"]["instruction"], settings["evaluation"]["max_completion_tokens"]
-    max_length = longest_prompt(tokenizer, questions, instruction) + max_tokens
+    max_length = longest_sequence(model_dir, tokenizer, questions, instruction, max_tokens)
     precision = "fp32" if str(AutoConfig.from_pretrained(model_dir).dtype) == "torch.float32" else "bf16"
     engine = build_engine(model_dir, namespace(settings["engine"]), max_length, SEQUENCES, precision, compiled=False)
     print(f"{run}: {len(questions)} test questions, at most {max_tokens} tokens each, engine {engine.name}", flush=True)

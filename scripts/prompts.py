@@ -1,6 +1,10 @@
 """The prompt: the same text in warm start, training and evaluation."""
 
-from transformers import PreTrainedTokenizerBase
+from pathlib import Path
+
+from transformers import AutoConfig, PreTrainedTokenizerBase
+
+from scripts.settings import SettingsError
 
 
 def messages(question: str, instruction: str) -> list[dict[str, str]]:
@@ -19,7 +23,24 @@ def prompt_text(tokenizer: PreTrainedTokenizerBase, question: str, instruction: 
     )
 
 
-def longest_prompt(tokenizer: PreTrainedTokenizerBase, questions: list[dict[str, str]], instruction: str) -> int:
-    """Tokens of the longest prompt."""
+def longest_sequence(
+    model_dir: Path,
+    tokenizer: PreTrainedTokenizerBase,
+    questions: list[dict[str, str]],
+    instruction: str,
+    max_completion_tokens: int,
+) -> int:
+    """Tokens of the longest prompt and the longest completion that may follow it.
+
+    Raises:
+        SettingsError: the model's context does not hold them.
+    """
     texts = [prompt_text(tokenizer, q["question"], instruction) for q in questions]
-    return max(map(len, tokenizer(texts, add_special_tokens=False)["input_ids"]))
+    prompt = max(map(len, tokenizer(texts, add_special_tokens=False)["input_ids"]))
+    context = AutoConfig.from_pretrained(model_dir).max_position_embeddings
+    if prompt + max_completion_tokens > context:
+        raise SettingsError(
+            f"max_completion_tokens: {max_completion_tokens} and the longest prompt ({prompt} tokens) do not fit "
+            f"into the context of {model_dir} ({context} tokens); lower it to at most {context - prompt}"
+        )
+    return prompt + max_completion_tokens

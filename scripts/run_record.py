@@ -138,7 +138,8 @@ class RunRecord:
         self,
         stage_module: str,
         used: dict[str, Any],
-        model: PreTrainedModel,
+        used_as: dict[str, str],
+        trained: PreTrainedModel,
         tokenizer: Any,
         model_dir: Path,
         data_dir: Path,
@@ -147,12 +148,13 @@ class RunRecord:
 
         Args:
             stage_module: the trainer's module, for the digest of the code that it imports.
-            used: settings read off the finished objects, not from config.yaml.
+            used: the settings as the run used them, read off its objects where these keep them.
+            used_as: the trainer's own names for them, where it has others.
             model_dir, data_dir: what training began from.
         """  # fmt: skip
         folder = self._out / "model"
         # in the precision that it came in, so that it takes no more room than the original
-        model.to(AutoConfig.from_pretrained(model_dir).dtype).save_pretrained(folder)
+        trained.to(AutoConfig.from_pretrained(model_dir).dtype).save_pretrained(folder)
         tokenizer.save_pretrained(folder)
         write_record(folder, source="trained", name=self._settings["run"], revision=None)
         self._bar.close()
@@ -165,6 +167,7 @@ class RunRecord:
             "trainer": self._settings["trainer"],
             "settings": self._settings,
             "used": used,
+            "used_as": used_as,
             "model": {k: model[k] for k in ("source", "name", "revision")},
             "data": {k: data[k] for k in ("source", "name", "revision", "counts")},
             "data_digest": data["digest"],

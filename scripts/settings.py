@@ -71,6 +71,11 @@ def gpu_present() -> bool:
 def _pick(value: Any, scale: str, path: tuple[str, ...], faults: list[str]) -> Any:
     if not isinstance(value, dict):
         return value
+    if set(value) & set(SCALES) and not set(value) <= set(SCALES):
+        faults += [
+            f"{_name((*path, k))}: unknown scale{_nearest(k, SCALES)}" for k in map(str, value) if k not in SCALES
+        ]
+        value = {k: v for k, v in value.items() if k in SCALES}
     if value and set(value) <= set(SCALES):
         if scale not in value:
             faults.append(

@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pandas as pd
 
-# A healthy bf16 engine differs from its trainer by 0.004 to 0.009 nats a token; one that was never synced soon by more.
-LARGEST_DIFFERENCE = 0.05  # nats
+# Of the log-probs of engine and trainer, in nats a token. Measured: 0.005 to 0.009 with a bf16 engine on an H200, 1e-7
+# with an fp32 engine on a CPU, and flat over the run; what grows from step to step is an engine that is not pushed to.
+LARGEST_DIFFERENCE = 0.05
+GROWTH, SMALLEST_DIFFERENCE = 3.0, 1e-4
 # The policy ratio is exactly 1 on policy; the correction is a mean over few sequences, each the product of its tokens'.
 RATIO_BANDS = {"ratio_mean": 0.1, "correction_mean": 0.5}
 
@@ -43,10 +45,12 @@ def faults(metrics: pd.DataFrame, device_gib: float | None) -> list[str]:
         if len(values) and (values - 1).abs().max() > band:
             found.append(f"{column} leaves 1 +- {band} (up to {values[(values - 1).abs().idxmax()]:.3f})")
     difference = metrics["logprob_difference"].dropna()
-    if len(difference) and difference.max() > LARGEST_DIFFERENCE:
+    grown = len(difference) > 1 and difference.iloc[-1] > max(GROWTH * difference.iloc[0], SMALLEST_DIFFERENCE)
+    if len(difference) and (grown or difference.max() > LARGEST_DIFFERENCE):
         found.append(
             f"the engine does not follow the trainer: their log-probs differ by up to {difference.max():.3f} nats "
-            f"a token (at most {LARGEST_DIFFERENCE}); sync_every must be 1, and precision the same in both"
+            f"a token ({difference.iloc[0]:.2g} in the first step, and at most {LARGEST_DIFFERENCE} is sound); "
+            "sync_every must be 1"
         )
     if device_gib and metrics["memory_gib"].max() > 0.95 * device_gib:
         found.append(

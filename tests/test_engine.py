@@ -16,7 +16,7 @@ from scripts.grpo_scratch.rollout import (
     stop_token_ids,
     sync_weights_to_vllm,
 )
-from scripts.prepared import read_rows
+from scripts.prepared import ModelFilesError, read_rows
 
 MAX_TOKENS = 24
 CPU = torch.device("cpu")
@@ -186,5 +186,5 @@ def test_a_model_may_name_several_end_tokens(tmp_path):
     GenerationConfig(eos_token_id=2).save_pretrained(tmp_path)
     assert stop_token_ids(tmp_path) == [2]
     GenerationConfig().save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="names no eos_token_id"):
+    with pytest.raises(ModelFilesError, match="names no eos_token_id"):
         stop_token_ids(tmp_path)

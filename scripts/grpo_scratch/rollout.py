@@ -23,9 +23,18 @@ if not torch.cuda.is_available():
     # where the project's path holds a space.
     os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
 
-from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
+from scripts.prepared import ModelFilesError
 from scripts.prompts import prompt_text
+from scripts.settings import SettingsError
 
 GIB = 2**30
 
@@ -89,7 +98,7 @@ def build_engine(
             and memory_gib (device memory for vLLM's weights, activations and KV cache; on a CPU, for the KV cache).
         max_length: longest prompt plus completion (tokens).
         max_sequences: sequences decoded at once.
-        precision: `bf16` or `fp32`, of the engine's weights.
+        precision: `bf16` or `fp32`, of the engine's weights on a CPU.
         compiled: let vLLM compile the model and capture CUDA graphs. It pays over a training, not over one pass.
     """
     name = engine.name
@@ -97,8 +106,11 @@ def build_engine(
         name = "vllm" if importlib.util.find_spec("vllm") else "transformers"
         if name == "transformers":
             print("engine: vLLM is not installed, so transformers' generate samples (slower)", flush=True)
-    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    # On CUDA bf16 whatever the trainer's precision, as in the vLLM that TRL builds.
+    dtype = torch.bfloat16 if precision == "bf16" or torch.cuda.is_available() else torch.float32
     if name == "vllm":
+        if not importlib.util.find_spec("vllm"):
+            raise SettingsError("engine.name: vllm is not installed here; set auto or transformers")
         return VLLMEngine(model_dir, engine.memory_gib, max_length, max_sequences, dtype, seed, compiled)
     return TransformersEngine(model_dir, max_sequences, dtype, seed)
 
@@ -223,11 +235,25 @@ class TransformersEngine:
 
 
 def stop_token_ids(model_dir: Path) -> list[int]:
-    """Tokens that end a completion: those of generation_config.json, else of config.json (as TRL takes them)."""
-    eos = GenerationConfig.from_pretrained(model_dir).eos_token_id
-    if eos is None:
-        raise ValueError(f"{model_dir}/generation_config.json names no eos_token_id, so no completion could end")
-    return [eos] if isinstance(eos, int) else list(eos)
+    """Tokens that end a completion, as TRL takes them: the tokenizer's, and those of generation_config.json.
+
+    Raises:
+        ModelFilesError: there are none.
+    """
+    try:
+        eos = GenerationConfig.from_pretrained(model_dir).eos_token_id
+    except OSError:  # a model without generation_config.json
+        eos = AutoConfig.from_pretrained(model_dir).eos_token_id
+    stop = [] if eos is None else [eos] if isinstance(eos, int) else list(eos)
+    if (Path(model_dir) / "tokenizer_config.json").exists():
+        of_tokenizer = AutoTokenizer.from_pretrained(model_dir).eos_token_id
+        if of_tokenizer is not None and of_tokenizer not in stop:
+            stop = [of_tokenizer, *stop]
+    if not stop:
+        raise ModelFilesError(
+            f"{model_dir} names no eos_token_id, so no completion could end; set it in its config.json."
+        )
+    return stop
 
 
 def vllm_generate(llm: Any, stop: list[int], prompts: list[list[int]], sampling: Sampling) -> list[list[Completion]]:
@@ -268,9 +294,12 @@ def transformers_generate(
         temperature=None if greedy else sampling.temperature,
         top_p=None if greedy else sampling.top_p,
         top_k=None if greedy else sampling.top_k,
+        repetition_penalty=1.0,
         output_scores=sampling.logprobs,
         return_dict_in_generate=True,
     )
+    if sampling.logprobs:  # generate keeps the logits of the whole batch; hold them to about 2 GiB
+        batch = min(batch, max(1, 2**29 // (sampling.max_tokens * model.config.vocab_size)))
     repeated = [ids for ids in prompts for _ in range(sampling.n)]
     flat: list[Completion] = []
     for start in range(0, len(repeated), batch):

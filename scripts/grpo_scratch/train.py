@@ -25,7 +25,7 @@ from scripts.grpo_scratch.grpo import (
 from scripts.grpo_scratch.rewards import total_reward
 from scripts.grpo_scratch.rollout import Engine, Sample, Sampling, build_engine, rollout, sync_weights_to_vllm
 from scripts.prepared import read_rows, verify
-from scripts.prompts import longest_prompt
+from scripts.prompts import longest_sequence
 from scripts.run_record import Clock, RunRecord, prompts_digest, step_questions
 from scripts.settings import namespace
 from scripts.validation import Validation
@@ -43,10 +43,10 @@ def train(settings: dict[str, Any], model_dir: Path, data_dir: Path, out: Path, 
     questions = read_rows(data_dir / "train.jsonl")
     tokenizer = AutoTokenizer.from_pretrained(model_dir)
     validation = Validation(data_dir, settings, tokenizer)
-    longest = longest_prompt(tokenizer, questions + validation.questions, instruction)
-    engine = build_engine(
-        model_dir, run.engine, longest + cfg.max_completion_tokens, sequences, cfg.precision, cfg.seed
+    longest = longest_sequence(
+        model_dir, tokenizer, questions + validation.questions, instruction, cfg.max_completion_tokens
     )
+    engine = build_engine(model_dir, run.engine, longest, sequences, cfg.precision, cfg.seed)
     # The weights that learn stay fp32: at these learning rates bf16 would round almost every update away.
     model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32).to(device)
     reference = copy.deepcopy(model) if cfg.beta > 0 else None
@@ -58,6 +58,7 @@ def train(settings: dict[str, Any], model_dir: Path, data_dir: Path, out: Path, 
     autocast = torch.autocast(device.type, torch.bfloat16, enabled=cfg.precision == "bf16")
 
     record, clock = RunRecord(out, settings, tracking), Clock()
+    weights = settings["grpo"]["reward_weights"]
     sampling = Sampling(cfg.group_size, cfg.max_completion_tokens, cfg.temperature, cfg.top_p, cfg.top_k)
     draws = step_questions(len(questions), cfg.prompts_per_step, cfg.steps, cfg.seed)
     for step, draw in enumerate(draws, start=1):
@@ -67,7 +68,6 @@ def train(settings: dict[str, Any], model_dir: Path, data_dir: Path, out: Path, 
 
         # 2. Score each completion, in plain Python.
         with clock("reward"):
-            weights = settings["grpo"]["reward_weights"]
             scores = [total_reward(s.text, s.question["gold"], s.completion.truncated, weights) for s in samples]
             rewards = torch.tensor([score["total"] for score in scores]).view(-1, cfg.group_size)  # (P, G)
 
@@ -107,7 +107,7 @@ def train(settings: dict[str, Any], model_dir: Path, data_dir: Path, out: Path, 
         log(record, cfg, samples, scores, rewards, advantages, {**measured, **means.columns(cfg), **clock.take()})
 
     values = used(cfg, model, optimizer, engine)
-    record.finish("scripts.grpo_scratch.train", values, model, tokenizer, model_dir, data_dir)
+    record.finish("scripts.grpo_scratch.train", values, {}, model, tokenizer, model_dir, data_dir)
 
 
 def micro_batches(

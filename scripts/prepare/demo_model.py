@@ -18,7 +18,7 @@ from tqdm import tqdm
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM, get_scheduler
 
 from scripts.prepare.demo_problems import make_problems
-from scripts.prepared import write_record
+from scripts.prepared import model_files, write_record
 from scripts.prompts import prompt_text
 
 CHAT_TEMPLATE = (
@@ -141,6 +141,8 @@ def main() -> None:
         flush=True,
     )
     warm_start(model, tokenizer, problems, settings)
+    for old in model_files(args.out):
+        old.unlink()  # a link that an earlier source left here would be written through, into that source
     model.save_pretrained(args.out)
     tokenizer.save_pretrained(args.out)
     write_record(args.out, source="builtin", name=settings["name"], revision=None)

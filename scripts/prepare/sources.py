@@ -261,7 +261,8 @@ def _explain(kind: Kind, name: str, revision: str | None, error: Exception, duri
     else:
         ways.append("check the network, and HTTPS_PROXY if you are behind a proxy")
     if constants.ENDPOINT == "https://huggingface.co":
-        ways.append("use a mirror: HF_ENDPOINT=https://hf-mirror.com before the same command")
+        careful = " (unset HF_TOKEN first: it would be sent there)" if get_token() else ""
+        ways.append(f"use a mirror: HF_ENDPOINT=https://hf-mirror.com before the same command{careful}")
     else:
         ways.append("use another endpoint: this one comes from HF_ENDPOINT (a mirror: https://hf-mirror.com)")
     ways += [

@@ -17,7 +17,7 @@ from scripts.grpo_scratch.rewards import correctness_reward as score_correct
 from scripts.grpo_scratch.rewards import format_reward as score_format
 from scripts.grpo_scratch.rollout import Completion, Sampling, transformers_generate, vllm_generate
 from scripts.prepared import read_rows, verify
-from scripts.prompts import TEMPLATE_OPTIONS, longest_prompt, messages
+from scripts.prompts import TEMPLATE_OPTIONS, longest_sequence, messages
 from scripts.run_record import Clock, RunRecord, prompts_digest, step_questions
 from scripts.settings import namespace
 from scripts.validation import Validation
@@ -87,6 +87,24 @@ def trl_config(settings: dict[str, Any], max_length: int, out: Path) -> GRPOConf
         disable_tqdm=True,
         **engine,
     )
+
+
+# TRL's names for the settings that it calls otherwise.
+USED_AS = {
+    "steps": "max_steps",
+    "prompts_per_step": "generation_batch_size / num_generations",
+    "group_size": "num_generations",
+    "sequences_per_step": "per_device_train_batch_size x gradient_accumulation_steps",
+    "max_completion_tokens": "max_completion_length",
+    "lr_schedule": "lr_scheduler_type",
+    "importance_correction": "vllm_importance_sampling_correction, vllm_importance_sampling_mode",
+    "importance_cap": "vllm_importance_sampling_clip_max",
+    "micro_batch_size": "per_device_train_batch_size",
+    "precision": "bf16",
+    "sampler": "use_vllm",
+    "weights_dtype": "model_init_kwargs: dtype",
+    "optimizer": "optim, adam_beta1, adam_beta2, adam_epsilon, weight_decay",
+}
 
 
 class ClockedGRPOTrainer(GRPOTrainer):
@@ -203,13 +221,15 @@ def train(settings: dict[str, Any], model_dir: Path, data_dir: Path, out: Path, 
         [{"id": q["id"], "prompt": messages(q["question"], instruction), "gold": q["gold"]} for q in drawn]
     )
     validation = Validation(data_dir, settings, tokenizer)
-    longest = longest_prompt(tokenizer, questions + validation.questions, instruction)
+    longest = longest_sequence(
+        model_dir, tokenizer, questions + validation.questions, instruction, cfg["max_completion_tokens"]
+    )
 
     clock = Clock()
     trainer = ClockedGRPOTrainer(
         model=str(model_dir),
         reward_funcs=[correctness_reward, format_reward],
-        args=trl_config(settings, longest + cfg["max_completion_tokens"], out),
+        args=trl_config(settings, longest, out),
         train_dataset=dataset,
         processing_class=tokenizer,
         clock=clock,
@@ -219,7 +239,7 @@ def train(settings: dict[str, Any], model_dir: Path, data_dir: Path, out: Path, 
     trainer.add_callback(MetricsCallback(record, trainer, settings, validation))
     clock.take()  # what came before is no part of the first step
     trainer.train()
-    record.finish("scripts.trl_grpo.train", used(trainer), trainer.model, tokenizer, model_dir, data_dir)
+    record.finish("scripts.trl_grpo.train", used(trainer), USED_AS, trainer.model, tokenizer, model_dir, data_dir)
 
 
 def used(trainer: GRPOTrainer) -> dict[str, Any]:
