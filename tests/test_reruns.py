@@ -175,6 +175,15 @@ def test_smoke_trains_ten_steps_of_each_trainer_and_leaves_the_runs_alone(copy):
     assert planned(copy, "smoke") == ["smoke", "train smoke-scratch", "train smoke-trl"]
 
 
+def test_a_folder_of_the_users_own_is_never_overwritten(copy):
+    (copy / "mine.yaml").write_text("data: {source: local, name: data/demo}\n", encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-m", "snakemake", "-n", "--configfile", "mine.yaml"], cwd=copy, capture_output=True, text=True
+    )
+    assert done.returncode != 0
+    assert f"{copy}/data/demo overlaps with {copy}/data" in done.stdout + done.stderr
+
+
 def test_the_default_profile_names_the_cores(copy):
     """Plain `snakemake FILE` works without --cores."""
     assert "Nothing to be done" in snakemake(copy, "results/trl/report.html")
