@@ -239,7 +239,8 @@ def train(settings: dict[str, Any], model_dir: Path, data_dir: Path, out: Path, 
     trainer.add_callback(MetricsCallback(record, trainer, settings, validation))
     clock.take()  # what came before is no part of the first step
     trainer.train()
-    record.finish("scripts.trl_grpo.train", used(trainer), USED_AS, trainer.model, tokenizer, model_dir, data_dir)
+    values = {**used(trainer), "evaluate_every": cfg["evaluate_every"]}  # the validation is ours
+    record.finish("scripts.trl_grpo.train", values, USED_AS, trainer.model, tokenizer, model_dir, data_dir)
 
 
 def used(trainer: GRPOTrainer) -> dict[str, Any]:
