@@ -48,7 +48,6 @@ def trl_config(settings: dict[str, Any], max_length: int, out: Path) -> GRPOConf
             "vllm_gpu_memory_utilization": run.engine.memory_gib * 2**30 / torch.cuda.mem_get_info()[1],
             "vllm_max_model_length": max_length,
             "vllm_importance_sampling_correction": cfg.importance_correction != "none",
-            "vllm_importance_sampling_clip_max": cfg.importance_cap,
         }
         if cfg.importance_correction != "none":
             engine["vllm_importance_sampling_mode"] = cfg.importance_correction
@@ -73,6 +72,7 @@ def trl_config(settings: dict[str, Any], max_length: int, out: Path) -> GRPOConf
         beta=cfg.beta,
         loss_type=cfg.loss_type,
         scale_rewards=cfg.scale_rewards,
+        vllm_importance_sampling_clip_max=cfg.importance_cap,
         reward_weights=[cfg.reward_weights.correct, cfg.reward_weights.format],
         model_init_kwargs={"dtype": "float32"},  # the weights that learn; bf16 is autocast
         bf16=cfg.precision == "bf16",
