@@ -202,6 +202,26 @@ def train_here(trainer, settings, demo_model, demo_data, out, **grpo) -> pd.Data
 TIMES = ["seconds", "seconds_rollout", "seconds_reward", "seconds_train", "seconds_push", "seconds_step", "memory_gib"]
 
 
+UNUSUAL = {  # no value is a default of TRL's, transformers' or config.yaml's
+    "steps": 2, "prompts_per_step": 3, "group_size": 2, "micro_batch_size": 3, "max_completion_tokens": 19,
+    "temperature": 0.9, "top_p": 0.95, "top_k": 300, "learning_rate": 3e-5, "lr_schedule": "cosine", "warmup_steps": 2,
+    "max_grad_norm": 0.7, "epsilon": 0.1, "epsilon_high": 0.3, "beta": 0.01, "loss_type": "dr_grpo",
+    "scale_rewards": "batch", "reward_weights": {"correct": 0.8, "format": 0.3}, "importance_cap": 2.0,
+    "gradient_checkpointing": True, "precision": "bf16", "seed": 5,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("trainer", MODULES)
+def test_every_setting_reaches_the_trainer(trainer, settings, demo_model, demo_data, tmp_path):
+    assert [name for name, value in UNUSUAL.items() if same(value, settings["grpo"][name])] == []
+    rows = train_here(trainer, settings, demo_model, demo_data, tmp_path, **UNUSUAL)
+    used = manifest(tmp_path)["used"]
+    differing = {name for name, value in UNUSUAL.items() if not same(value, used[name])}
+    assert differing == set()
+    assert len(rows) == 2 and (rows["completion_length_max"] <= 19).all()
+    assert rows["kl"].notna().all() and used["sequences_per_step"] == 6
+
+
 @pytest.mark.parametrize("trainer", MODULES)
 def test_the_same_seed_gives_the_same_run_and_validation_leaves_it_alone(
     trainer, settings, demo_model, demo_data, tmp_path
