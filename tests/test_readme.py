@@ -20,10 +20,18 @@ def test_every_file_and_picture_that_it_names_exists(readme):
 
 
 def test_both_languages_show_the_same_commands_and_figures():
-    blocks = [re.findall(r"```(?!mermaid)\w*\n(.*?)```", (ROOT / r).read_text(encoding="utf-8"), re.S) for r in READMES]
-    commands = [[[line.split("#")[0].strip() for line in block.splitlines()] for block in found] for found in blocks]
-    assert commands[0] == commands[1]
-    figures = [
-        sorted(re.findall(r"\d+\.\d+ %|\d+\.\d+ GB|\d+ GiB", (ROOT / r).read_text(encoding="utf-8"))) for r in READMES
+    texts = [(ROOT / readme).read_text(encoding="utf-8") for readme in READMES]
+    blocks = [re.findall(r"^```(\w*)\n(.*?)^```$", text, re.S | re.M) for text in texts]
+    commands = [
+        [
+            line.split("#")[0].strip()
+            for language, block in found
+            if language != "mermaid"
+            for line in block.splitlines()
+        ]
+        for found in blocks
     ]
+    assert "snakemake smoke" in commands[0]
+    assert commands[0] == commands[1]
+    figures = [sorted(re.findall(r"\d+\.\d+ %|\d+\.\d+ GB|\d+ GiB", text)) for text in texts]
     assert figures[0] == figures[1]
