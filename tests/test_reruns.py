@@ -111,7 +111,7 @@ CHANGES = {
     "nothing": (lambda folder: None, []),
     "a comment in config.yaml": (replace("config.yaml", "# Every setting", "# Each and every setting"), []),
     "the order of settings": (reorder_grpo, []),
-    "1.0 written as 1": (replace("config.yaml", "temperature: 1.0", "temperature: 1"), []),
+    "1.0 written as 1": (replace("config.yaml", "max_grad_norm: 1.0", "max_grad_norm: 1"), []),
     "a touch of every file": (touch_everything, []),
     "tracking": (replace("config.yaml", "tracking: none", "tracking: tensorboard"), []),
     "a new run": (
@@ -123,15 +123,15 @@ CHANGES = {
     "the other scale's value": (replace("config.yaml", "steps: {full: 200,", "steps: {full: 100,"), []),
     "a report setting": (replace("config.yaml", "smoothing: 10", "smoothing: 5"), PAGES),
     "an override of the scratch run": (
-        replace("config.yaml", "scratch: {trainer: scratch}", "scratch: {trainer: scratch, learning_rate: 1.0e-4}"),
+        replace("config.yaml", "scratch: {trainer: scratch}", "scratch: {trainer: scratch, learning_rate: 3.0e-4}"),
         ["train scratch", "evaluate scratch", *PAGES],
     ),
-    "a shared grpo setting": (replace("config.yaml", "epsilon: 0.2 ", "epsilon: 0.1 "), [*BOTH, *PAGES]),
+    "a shared grpo setting": (replace("config.yaml", "  epsilon: 0.2\n", "  epsilon: 0.1\n"), [*BOTH, *PAGES]),
     "an evaluation setting": (
         replace(
             "config.yaml",
-            "max_completion_tokens: {full: 512, demo: 40}  # greedy",
-            "max_completion_tokens: 41  # greedy",
+            "max_completion_tokens: {full: 512, demo: 40}  # of an answer",
+            "max_completion_tokens: 41  # of an answer",
         ),
         ["evaluate scratch", "evaluate trl", *BASELINE, *PAGES],
     ),
