@@ -20,6 +20,8 @@ from scripts.prepared import ModelFilesError, read_rows
 
 MAX_TOKENS = 24
 CPU = torch.device("cpu")
+# Two fp32 programs for one function: 1e-7 to 4e-5 nats a token were seen. Weights left behind differ by more than 1e-3.
+NOISE = 1e-4
 
 
 @pytest.fixture(scope="module", params=["vllm", "transformers"])
@@ -79,7 +81,7 @@ def test_greedy_completions_are_those_of_transformers(engine, model, tokenizer, 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_sampler_and_trainer_agree_on_logprobs(engine, model, tokenizer, questions, temperature):
-    assert difference(model, engine, tokenizer, questions, temperature) < 1e-5
+    assert difference(model, engine, tokenizer, questions, temperature) < NOISE
 
 
 # The embedding is the tied head as well, which a push to vLLM on a CPU once left behind.
@@ -93,20 +95,20 @@ def test_a_push_brings_changed_weights_into_the_engine_again_and_again(engine, m
     for push in (1, 2):
         with torch.no_grad():
             weight += (0.2 if weight.dim() == 1 else 0.3 * weight.std()) * noise(weight, push)
-        assert difference(model, engine, tokenizer, questions) > 1e-3
+        assert difference(model, engine, tokenizer, questions) > 10 * NOISE
         sync_weights_to_vllm(model, engine)
-        assert difference(model, engine, tokenizer, questions) < 1e-5
+        assert difference(model, engine, tokenizer, questions) < NOISE
 
 
 def test_prompts_cached_before_a_push_are_read_anew_after_it(engine, model, tokenizer, questions):
     """vLLM keeps keys and values of whole blocks of a prompt (128 tokens on a CPU), computed with the old weights."""
     instruction = "How many apples are left?\n" * 25
-    assert difference(model, engine, tokenizer, questions, instruction=instruction) < 1e-5
+    assert difference(model, engine, tokenizer, questions, instruction=instruction) < NOISE
     with torch.no_grad():
         for parameter in model.parameters():
             parameter += 0.1 * parameter.std() * noise(parameter, 0)
     sync_weights_to_vllm(model, engine)
-    assert difference(model, engine, tokenizer, questions, instruction=instruction) < 1e-5
+    assert difference(model, engine, tokenizer, questions, instruction=instruction) < NOISE
 
 
 def test_pushed_weights_are_copies(engine, model, tokenizer, questions):
@@ -115,7 +117,7 @@ def test_pushed_weights_are_copies(engine, model, tokenizer, questions):
     with torch.no_grad():
         for parameter in model.parameters():
             parameter += 0.05 * noise(parameter, 0)
-    assert difference(model, engine, tokenizer, questions) > 1e-3
+    assert difference(model, engine, tokenizer, questions) > 10 * NOISE
 
 
 def test_a_completion_ends_with_its_end_token_or_is_truncated(engine, tokenizer, questions):
