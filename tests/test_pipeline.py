@@ -9,6 +9,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -31,21 +33,27 @@ SMALL = {
 pytestmark = pytest.mark.timeout(900)  # the first test waits for the whole pipeline
 
 
-def start(folder: Path, *arguments: str, config: dict | None = None, **env: str) -> subprocess.Popen:
+@contextmanager
+def started(folder: Path, *arguments: str, config: dict | None = None, **env: str) -> Iterator[subprocess.Popen]:
     """`snakemake --cores 1 ...` with small settings, in a process group of its own, as a terminal starts it."""
     settings = folder.parent / f"{folder.name}.yaml"
     settings.write_text(yaml.safe_dump(SMALL if config is None else config), encoding="utf-8")
-    return subprocess.Popen(
+    process = subprocess.Popen(
         [sys.executable, "-m", "snakemake", "--cores", "1", *arguments, "--configfile", str(settings)],
         cwd=folder, env={**os.environ, **env}, start_new_session=True,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
+    try:
+        yield process
+    finally:
+        if process.poll() is None:  # the test was stopped
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def snakemake(folder: Path, *arguments: str, **options) -> tuple[int, str]:
     """Exit code and output."""
-    process = start(folder, *arguments, **options)
-    output, _ = process.communicate()
+    with started(folder, *arguments, **options) as process:
+        output, _ = process.communicate()
     return process.returncode, output
 
 
@@ -53,12 +61,12 @@ def kill_in_training(folder: Path, run: str, with_signal: signal.Signals) -> tup
     """Start the training of `run`, kill all of it after its first step; exit code and output."""
     metrics = folder / "results" / run / "metrics.csv"
     before = metrics.stat().st_mtime if metrics.exists() else 0
-    process = start(folder, f"results/{run}/metrics.csv")
-    while not (metrics.exists() and metrics.stat().st_mtime > before and metrics.read_text().count("\n") > 1):
-        assert process.poll() is None, process.communicate()[0]
-        time.sleep(0.02)
-    os.killpg(process.pid, with_signal)
-    output, _ = process.communicate()
+    with started(folder, f"results/{run}/metrics.csv") as process:
+        while not (metrics.exists() and metrics.stat().st_mtime > before and metrics.read_text().count("\n") > 1):
+            assert process.poll() is None, process.communicate()[0]
+            time.sleep(0.02)
+        os.killpg(process.pid, with_signal)
+        output, _ = process.communicate()
     assert metrics_rows(folder, run) < STEPS, "the training was over before the signal came"
     return process.returncode, output
 

@@ -239,8 +239,8 @@ def test_an_engine_that_is_never_pushed_to_falls_behind_and_smoke_says_so(settin
     changes = {"learning_rate": 1e-3, "steps": 5}
     stale = train_here("scratch", settings, demo_model, demo_data, tmp_path / "stale", sync_every=0, **changes)
     synced = train_here("scratch", settings, demo_model, demo_data, tmp_path / "synced", **changes)
-    assert synced["logprob_difference"].max() < 1e-5
-    assert stale["logprob_difference"][0] < 1e-5
+    assert synced["logprob_difference"].max() < 1e-4
+    assert stale["logprob_difference"][0] < 1e-4
     assert stale["logprob_difference"][4] > 2 * stale["logprob_difference"][1] > 0.1
     assert [fault for fault in faults(stale, None) if "engine does not follow the trainer" in fault]
     assert faults(synced, None) == []
