@@ -111,15 +111,14 @@ def graded(sample: Sample) -> dict[str, Any]:
 def graded_group(group: list[Sample]) -> dict[str, Any]:
     """What samples.jsonl keeps of several answers to one question: how many are right, and the majority's."""
     gold = group[0].question["gold"]
-    answers = [extract_answer(sample.text) for sample in group]
-    votes = Counter(answer.value for answer in answers if answer.value is not None)
+    values = [extract_answer(sample.text).value for sample in group]
+    votes = Counter(value for value in values if value is not None)
     majority = votes.most_common(1)[0][0] if votes else None  # the first seen, where two are level
-    speaker = next((i for i, answer in enumerate(answers) if answer.value == majority), None)
     right = [correctness_reward(sample.text, gold) == 1.0 for sample in group]
     return {
         "sampled_correct": sum(right),
         "majority_answer": None if majority is None else shown(majority),
-        "majority_correct": majority is not None and speaker is not None and right[speaker],
+        "majority_correct": majority is not None and right[values.index(majority)],
     }
 
 

@@ -151,7 +151,7 @@ class RunRecord:
             used: the settings as the run used them, read off its objects where these keep them.
             used_as: the trainer's own names for them, where it has others.
             model_dir, data_dir: what training began from.
-        """  # fmt: skip
+        """
         folder = self._out / "model"
         # in the precision that it came in, so that it takes no more room than the original
         trained.to(AutoConfig.from_pretrained(model_dir).dtype).save_pretrained(folder)

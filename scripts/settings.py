@@ -65,7 +65,7 @@ def as_text(section: Any) -> str:
 def gpu_present() -> bool:
     """True where `nvidia-smi` answers with at least one GPU."""
     smi = shutil.which("nvidia-smi")
-    return bool(smi) and b"GPU" in subprocess.run([smi, "-L"], capture_output=True, check=False).stdout  # type: ignore[list-item]
+    return smi is not None and b"GPU" in subprocess.run([smi, "-L"], capture_output=True, check=False).stdout
 
 
 def _pick(value: Any, scale: str, path: tuple[str, ...], faults: list[str]) -> Any:

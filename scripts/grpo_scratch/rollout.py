@@ -65,7 +65,7 @@ class Sampling(NamedTuple):
     temperature: float = 1.0  # 0: greedy
     top_p: float = 1.0
     top_k: int = 0  # 0: every token
-    logprobs: bool = True  # an evaluation has no use for them, and they cost vLLM most of its time
+    logprobs: bool = True  # of the sampled tokens; an evaluation has no use for them, and they cost vLLM time
 
 
 class Engine(Protocol):

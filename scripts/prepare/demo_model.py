@@ -61,7 +61,7 @@ def careless(answer: str) -> str:
 
 
 def drill(rng: random.Random) -> str:
-    """One row of bare equations. They teach arithmetic faster than problems do."""
+    """One row of bare equations: the arithmetic of the problems without their stories."""
     equations = []
     for _ in range(EQUATIONS):
         a, b = rng.randint(1, 54), rng.randint(1, 20)
