@@ -64,12 +64,19 @@ function layout(more) {
 
 const config = { displayModeBar: false, responsive: true, doubleClick: "reset" };
 
+// A line that never changes is shown above zero: left alone, Plotly takes 1 to either side of it, whatever its size.
+function flat(figure) {
+  const values = new Set(page.runs.filter((run, i) => shown(i)).flatMap((run) => run.columns[figure.column] ?? []).filter((v) => v !== null));
+  const [value] = values;
+  return values.size === 1 ? { range: [Math.min(0, 2 * value), Math.max(0, 2 * value) || (figure.percent ? 0.1 : 1)] } : {};
+}
+
 function drawCurves() {
   for (const figure of page.figures) {
     Plotly.react(`plot-${figure.column}`, page.runs.flatMap((run, i) => curve(figure, run, i)), layout({
       width: paperWidth(310), hovermode: "x unified",
       xaxis: { title: { text: t[`axis_title_${controls.elements.axis.value}`], font: { size: 11 } }, showgrid: false, ticks: "outside", spikethickness: 1, spikedash: "solid", spikecolor: css("--quiet") },
-      yaxis: { tickformat: figure.percent ? ".0%" : "", rangemode: figure.percent ? "tozero" : "normal", nticks: 6 },
+      yaxis: { tickformat: figure.percent ? ".2~%" : "", rangemode: figure.percent ? "tozero" : "normal", nticks: 6, ...flat(figure) },
     }), config);
   }
 }
@@ -95,9 +102,13 @@ function linkHover() {
 
 // Bars
 
+const smallestText = { minsize: 10, mode: "hide" }; // a label that does not fit its bar is in the caption or the table anyway
+
 function drawEvaluation() {
   const rows = page.evaluation.map((run, i) => ({ ...run, index: i - 1 }))
     .filter((run) => run.flexible.accuracy !== undefined && (run.index < 0 || shown(run.index)));
+  // As far as the longest whisker needs, so that low accuracies are not crammed against the axis.
+  const highest = Math.max(...rows.flatMap((run) => ["flexible", "strict"].map((kind) => run[kind].high ?? run[kind].accuracy ?? 0)));
   const bars = (kind) => ({
     type: "bar", orientation: "h", name: t[kind], y: rows.map((run) => run.name), x: rows.map((run) => run[kind].accuracy),
     marker: { color: rows.map((run) => colour(run.index)), opacity: kind === "strict" ? 0.45 : 1 },
@@ -111,7 +122,7 @@ function drawEvaluation() {
   });
   Plotly.react("plot-evaluation", [bars("flexible"), bars("strict")], layout({
     width: paperWidth(620), height: 60 + 62 * rows.length, bargap: 0.25, hovermode: "closest", dragmode: false,
-    xaxis: { range: [0, 1.02], dtick: 0.25, tickformat: ".0%" }, yaxis: { autorange: "reversed", showgrid: false, ticksuffix: " " },
+    uniformtext: smallestText, xaxis: { range: [0, Math.min(1.02, 1.15 * highest)], nticks: 6, tickformat: ".0%" }, yaxis: { autorange: "reversed", showgrid: false, ticksuffix: " " },
   }), config);
 }
 
@@ -126,7 +137,7 @@ function drawCost() {
     hovertemplate: `%{x:.4~g} s<extra>${t[phase]}</extra>`,
   })), layout({
     barmode: "stack", width: paperWidth(620), height: 60 + 46 * rows.length, bargap: 0.3, hovermode: "closest", dragmode: false,
-    xaxis: { ticksuffix: " s" }, yaxis: { autorange: "reversed", showgrid: false, ticksuffix: " " },
+    uniformtext: smallestText, xaxis: { ticksuffix: " s" }, yaxis: { autorange: "reversed", showgrid: false, ticksuffix: " " },
   }), config);
 }
 

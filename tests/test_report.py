@@ -10,15 +10,17 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from scripts.report import words
 from scripts.report.compare import cost, paired, settings_rows, three_places
-from scripts.report.page import COMPLETIONS_BYTES, EXPECTED, build
-from scripts.report.read import read_run
+from scripts.report.health import CHECKS, examine
+from scripts.report.page import COMPLETIONS_BYTES, EXPECTED, OPTIONAL, build
+from scripts.report.read import Run, read_run
 from scripts.report.words import p_value, texts
 
 ROOT = Path(__file__).parents[1]
@@ -31,11 +33,11 @@ UNKNOWN_TO_TRL = {"ratio_mean", "seconds_reward", "logprob_difference"}
 
 
 def write_metrics(folder: Path, seed: int, steps: int, unknown: set[str] = frozenset()) -> None:
-    """A run that learns, with the raggedness of real ones: empty cells, a nan, validation every tenth step."""
+    """A run that learns, with the raggedness of real ones: empty cells, validation every tenth step."""
     noise = random.Random(seed)
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "metrics.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, [*EXPECTED, "validation_accuracy"], restval="")
+        writer = csv.DictWriter(file, [*EXPECTED, *sorted(OPTIONAL)], restval="")
         writer.writeheader()
         clock = 0.0
         for step in range(1, steps + 1):
@@ -54,7 +56,7 @@ def write_metrics(folder: Path, seed: int, steps: int, unknown: set[str] = froze
                 "validation_accuracy": learned if step % 10 == 0 else "",
                 "advantage_std": noise.gauss(0.7, 0.05) * (1.2 - learned),
                 "degenerate_groups": min(1.0, max(0.0, noise.gauss(learned - 0.2, 0.06))),
-                "kl": "nan" if step == 7 else 0.02 * step / steps,
+                "kl": "" if step == 7 else 0.02 * step / steps,
                 "entropy": noise.gauss(0.3, 0.02) * (1.3 - learned),
                 "clip_fraction": 0.0,
                 "ratio_mean": 1.0,
@@ -65,6 +67,12 @@ def write_metrics(folder: Path, seed: int, steps: int, unknown: set[str] = froze
                 "grad_norm": abs(noise.gauss(0.5, 0.1)),
                 "learning_rate": 5e-5 * (1 - step / steps),
                 "loss": noise.gauss(0, 0.004),
+                "kl_sampler": abs(noise.gauss(2e-5, 4e-6)),
+                "sampler_ratio_max": 1 + abs(noise.gauss(0.02, 0.004)),
+                "corrected_share": 0.0,
+                "weights_moved": min(1.0, noise.gauss(0.98, 0.005)),
+                "bad_rewards": 0,
+                "skipped": 0,
                 "tokens": round(noise.gauss(3200, 80)),
                 **{f"seconds_{name}": seconds for name, seconds in phases.items()},
                 "seconds_step": sum(phases.values()) + 0.02,
@@ -155,6 +163,15 @@ def write_run(folder: Path, trainer: str, grades: list[bool], seed: int = 1, ste
     write_metrics(folder, seed, steps, UNKNOWN_TO_TRL if trainer == "trl" else set())
     write_manifest(folder, trainer, steps, **used)
     write_answers(folder, grades)
+
+
+def rewrite_metrics(file: Path, change: Callable[[dict[str, str]], dict[str, Any]]) -> None:
+    """Changes every row; a column that the change leaves out is gone."""
+    rows = [change(row) for row in csv.DictReader(file.open())]
+    with file.open("w", newline="") as out:
+        writer = csv.DictWriter(out, rows[0])
+        writer.writeheader()
+        writer.writerows(rows)
 
 
 def grades(*parts: tuple[int, bool]) -> list[bool]:
@@ -276,13 +293,145 @@ def test_a_gain_within_noise_is_not_called_a_gain(results: Path):
 
 
 def test_a_slow_run_is_named(results: Path):
-    file = results / "trl" / "metrics.csv"
-    rows = list(csv.DictReader(file.open()))
-    with file.open("w", newline="") as out:
-        writer = csv.DictWriter(out, rows[0])
-        writer.writeheader()
-        writer.writerows(row | {"seconds_step": "1.56"} for row in rows)
+    rewrite_metrics(results / "trl" / "metrics.csv", lambda row: row | {"seconds_step": "1.56"})
     assert "A trl step took 3.0x as long as a scratch step (median 1.56 s against 0.52 s)." in page(results)
+
+
+def test_runs_that_part_are_told_what_they_did_differently(results: Path):
+    write_answers(results / "trl", grades((150, True), (50, False)))
+    write_manifest(results / "trl", "trl", 80, loss_type="grpo", temperature=0.7)
+    html = page(results)
+    assert "What they did differently: Loss type and normalisation, temperature and sampler." in html
+    write_manifest(results / "trl", "trl", 80, sampler="vllm")
+    assert "Nothing that they recorded differs, so the cause lies in chance" in page(results)
+    assert "What they did differently" not in page(results, "scratch")
+
+
+def test_a_run_keeps_the_small_letter_of_its_name(results: Path):
+    rewrite_metrics(results / "trl" / "metrics.csv", lambda row: row | {"seconds_step": "1.56"})
+    assert "trl 每步耗时是 scratch 的 3.0 倍" in page(results, language="zh")
+
+
+# Health
+
+
+def gsm8k_columns(seed: int, steps: int) -> dict[str, list[float]]:
+    """A sound run as noisy as those on real GSM8K: accuracy from 25 to 37 %, 64 completions a step, a bf16 sampler."""
+    noise = random.Random(seed)
+
+    def around(first: float, last: float, spread: float, low: float = 0.0, high: float = math.inf) -> list[float]:
+        slope = (last - first) / steps
+        return [min(high, max(low, noise.gauss(first + slope * step, spread))) for step in range(steps)]
+
+    accuracy = around(0.25, 0.37, 0.09, high=1.0)
+    return {
+        "step": [float(step + 1) for step in range(steps)],
+        "reward": accuracy,
+        "reward_correct": accuracy,
+        "reward_format": [0.0] * steps,
+        "accuracy": accuracy,
+        "advantage_std": around(0.66, 0.66, 0.15),
+        "degenerate_groups": around(0.5, 0.45, 0.22, high=1.0),
+        "kl": around(0.0, 0.05, 0.003),
+        "entropy": around(0.35, 0.3, 0.04),
+        "clip_fraction": [0.0] * steps,
+        "ratio_mean": [1.0] * steps,
+        "correction_mean": around(1.0, 0.98, 0.06),
+        "corrected_share": around(0.01, 0.01, 0.01, high=1.0),
+        "logprob_difference": around(0.007, 0.007, 0.0006),
+        "completion_length_mean": around(272, 287, 26),
+        "truncated_share": around(0.035, 0.03, 0.02, high=1.0),
+        "grad_norm": around(0.8, 0.8, 0.3, low=0.1),
+        "weights_moved": around(0.98, 0.98, 0.005, high=1.0),
+        "bad_rewards": [0.0] * steps,
+        "skipped": [0.0] * steps,
+    }
+
+
+def line(first: float, last: float, steps: int = 60) -> list[float]:
+    return [first + (last - first) * step / (steps - 1) for step in range(steps)]
+
+
+FLAT = {"accuracy": gsm8k_columns(5, 60)["degenerate_groups"]}  # noise about a level
+FORMAT = line(0.0, 0.1)
+FARMED = {"reward": [a + f for a, f in zip(FLAT["accuracy"], FORMAT, strict=True)], "reward_format": FORMAT}
+AT_LAST = [0.0] * 40 + [1.0] * 20
+# what is wrong with the metrics -> the check that says so, and words and numbers of its sentence
+UNSOUND = {
+    "never pushed, bf16 sampler": ({"logprob_difference": line(0.007, 0.06)}, "engine", "differ by 0.0551 nats"),
+    "never pushed, fp32 sampler": ({"logprob_difference": line(1e-7, 0.002)}, "engine", "0.000187 at first"),
+    "other weights from the start": ({"logprob_difference": [0.4] * 60}, "engine", "sound is at most 0.05"),
+    "old log-probs off": ({"ratio_mean": [1.3] * 60}, "ratio", "1.3 in the middle step"),
+    "importance weights off": ({"correction_mean": [0.2] * 60}, "correction", "between 0.5 and 1.5"),
+    "correction masks half": ({"corrected_share": [0.5] * 60}, "corrected", "met 50.0 % of the tokens"),
+    "no group with a difference": (
+        {"degenerate_groups": AT_LAST, "advantage_std": [0.5] * 40 + [0.0] * 20, "grad_norm": [0.5] * 40 + [0.0] * 20},
+        "collapsed",
+        "100.0 % of the groups earned the same",
+    ),
+    "all solved": ({"degenerate_groups": AT_LAST, "accuracy": line(0.3, 1.0)}, "mastered", "completions were right"),
+    "steps without a gradient": ({"skipped": [0.0, 1.0] * 30}, "skipped", "30 of 60 steps"),
+    "all cut off": ({"truncated_share": line(0.1, 1.0)}, "truncated", "91.6 % of the completions ran into"),
+    "padding": ({"completion_length_mean": line(200, 400), **FLAT}, "padding", "went from 219 to 381 tokens"),
+    "format farming": ({**FLAT, "reward_correct": FLAT["accuracy"], **FARMED}, "farming", "from 0.00932 to 0.0907"),
+    "KL running away": ({"kl": line(0.0, 2.0)}, "kl", "1.81 nats a token away"),
+    "entropy running away": ({"entropy": line(0.35, 3.0)}, "entropy_up", "to 2.75 nats"),
+    "entropy used up": ({"entropy": [0.35] * 30 + [0.005] * 30}, "entropy_gone", "finds nothing new"),
+    "bf16 weights": ({"weights_moved": [0.03] * 60}, "weights", "changed 3.0 % of the weights"),
+    "loss cut off from the weights": ({"grad_norm": [0.5] * 40 + [0.0] * 20}, "gradient", "last 12 steps"),
+    "reward that fails": ({"bad_rewards": [0.0] * 58 + [2.0, 1.0]}, "bad_rewards", "3 completions in 2 steps"),
+}
+
+
+@pytest.mark.parametrize("case", UNSOUND)
+def test_an_unsound_run_is_told_what_is_wrong_and_nothing_else(case: str):
+    changes, name, words_and_numbers = UNSOUND[case]
+    [found] = examine(Run("scratch", gsm8k_columns(1, 60) | changes)).findings
+    assert found.name == name
+    assert words_and_numbers in words.finding(found, texts("en"))["text"].replace("\u00a0", " ")
+    assert "{" not in words.finding(found, texts("zh"))["text"]
+
+
+def test_every_check_is_shown_to_find_its_fault_and_has_its_words():
+    assert {check.name for check in CHECKS} == {name for _, name, _ in UNSOUND.values()} | {"not_finite"}
+    for language in ("en", "zh"):
+        assert set(texts(language)["verdicts"]) == {check.name for check in CHECKS}
+
+
+@pytest.mark.parametrize("steps", [20, 60, 200])
+def test_nothing_is_said_about_sound_runs(steps: int):
+    for seed in range(50):
+        health = examine(Run("scratch", gsm8k_columns(seed, steps)))
+        assert (health.findings, health.unchecked) == ([], []), seed
+
+
+def test_the_page_of_sound_runs_says_so_and_what_it_could_not_check(results: Path):
+    html = page(results)
+    assert html.count('<span class="verdict same">nothing wrong found</span>') == 2
+    assert "See Health" not in html
+    assert "fewer than ten steps of it: sampler follows trainer, importance ratio, importance weights." in html
+
+
+def break_metrics(file: Path) -> None:
+    """All completions cut, and nothing finite from step 31."""
+    broken = {"grad_norm": "nan", "loss": "-inf"}
+    rewrite_metrics(file, lambda row: row | {"truncated_share": "1"} | (broken if int(row["step"]) >= 31 else {}))
+
+
+def test_the_page_names_what_is_wrong_at_its_top_and_in_full_under_health(results: Path):
+    break_metrics(results / "trl" / "metrics.csv")
+    html = page(results)
+    top = 'trl: Values that are no numbers; Completions are cut off. <a href="#health">See Health</a>'
+    assert top in html
+    assert "nan or infinity in grad_norm, loss, first in step 31" in html
+    assert "100.0 % of the completions ran into the token limit at last, 100.0 % at first" in html
+    assert '<span class="verdict differs">something is wrong</span>' in html
+
+
+def test_a_run_of_a_few_steps_is_not_judged():
+    health = examine(Run("scratch", gsm8k_columns(1, 9)))
+    assert (health.findings, health.passed) == ([], ["not_finite", "bad_rewards"])
+    assert examine(Run("scratch")).passed == []
 
 
 # What is missing
@@ -322,12 +471,7 @@ def test_nothing_there_at_all(tmp_path: Path):
 
 def test_a_missing_column_is_named_and_the_figure_says_who_lacks_it(results: Path):
     write_metrics(results / "trl", 2, 80)
-    file = results / "trl" / "metrics.csv"
-    rows = list(csv.DictReader(file.open()))
-    with file.open("w", newline="") as out:
-        writer = csv.DictWriter(out, [name for name in rows[0] if name != "entropy"], extrasaction="ignore")
-        writer.writeheader()
-        writer.writerows(rows)
+    rewrite_metrics(results / "trl" / "metrics.csv", lambda row: {name: row[name] for name in row if name != "entropy"})
     html = page(results)
     assert "metrics.csv lacks the columns entropy" in html
     assert "trl does not record this" in html
@@ -345,6 +489,45 @@ def test_one_run_and_five(results: Path):
 def test_an_unknown_language_is_refused(results: Path):
     with pytest.raises(ValueError, match=r"report\.language: 'xx' is not written yet; use one of: en, zh"):
         page(results, language="xx")
+
+
+# What an evaluation or a manifest may hold besides
+
+
+def test_pass_at_k_and_majority(results: Path):
+    assert "pass@" not in page(results)
+    for name, share in (("baseline", 0.3), ("trl", 0.9)):
+        file = results / name / "eval.json"
+        majority = {"correct": 80, "accuracy": 0.4, "low": 0.33, "high": 0.47}
+        passes = {"1": share, "2": share + 0.02, "4": share + 0.04, "8": share + 0.06, "oops": None}
+        sampled = {"samples": 8, "temperature": 0.8, "pass_at_k": passes, "majority": majority}
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"sampled": sampled}))
+    html = re.sub(r"\s+", " ", page(results))
+    assert 'pass@1</th><th scope="col">pass@2</th><th scope="col">pass@4</th><th scope="col">pass@8</th>' in html
+    assert "trl<small>8 answers, temperature 0.8</small></th> <td>90.0 %</td><td>92.0 %</td><td>94.0 %</td>" in html
+    assert "<td>40.0 %<small>33.0 % to 47.0 %</small></td>" in html
+
+
+def test_memory_by_part(results: Path):
+    assert "Memory by part" not in page(results)
+    file = results / "scratch" / "manifest.json"
+    ledger = {"predicted": {"weights": 2.2, "optimizer_state": 4.4}, "measured": {"weights": 2.25, "total": 9}}
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"memory": ledger}))
+    html = page(results)
+    assert "2.2 predicted, 2.25 measured" in html
+    assert "optimizer state</th>" in html
+    assert "– predicted, 9 measured" in html
+    assert "– predicted, – measured" in html  # trl keeps no ledger
+
+
+def test_columns_of_older_files_are_not_missed(results: Path):
+    rewrite_metrics(
+        results / "trl" / "metrics.csv", lambda row: {name: row[name] for name in row if name not in OPTIONAL}
+    )
+    html = page(results)
+    assert "lacks the columns" not in html
+    assert "Share of the weights that the step" in html  # scratch records it
+    assert "Not shown, because it never happened: Failed rewards, Skipped steps." in html
 
 
 # Size, time, bytes
@@ -378,7 +561,7 @@ def test_gsm8k_with_three_sets_of_long_completions_stays_under_8_mb(results: Pat
 def test_the_language_file_holds_no_sentence_that_the_page_never_says():
     files = [*(ROOT / "scripts" / "report").glob("*.py"), *(ROOT / "reports").glob("*.j*")]
     sources = "".join(file.read_text(encoding="utf-8") for file in files)
-    composed = ("axis_", "section_", "place_", "verdict_", "filter_", "figures")
+    composed = ("axis_", "section_", "place_", "verdict_", "filter_", "health_", "figures")
     for key in texts("en"):
         assert key.startswith(composed) or f'"{key}"' in sources or f"t.{key}" in sources, key
 
@@ -533,6 +716,64 @@ def test_paging_and_search(opened: Any):
     opened.get_by_label("Question holds").fill("")
 
 
+def test_a_line_that_never_changes_is_drawn_above_zero(opened: Any):
+    ranges = {name: opened.evaluate(f"document.getElementById('plot-{name}').layout.yaxis.range") for name in
+              ("ratio_mean", "clip_fraction")}  # fmt: skip
+    assert ranges == {"ratio_mean": [0, 2], "clip_fraction": [0, 0.1]}
+
+
+def test_the_keyboard_reaches_and_works_every_control(opened: Any):
+    opened.reload()
+    opened.wait_for_selector("#samples article")
+    reached = []
+    for _ in range(40):
+        opened.keyboard.press("Tab")
+        name = opened.evaluate("document.activeElement.name || document.activeElement.className || ''")
+        if name == "run" and "run" not in reached:
+            opened.keyboard.press("Space")
+            assert [drawn["name"] for drawn in lines(opened, "reward")] == ["trl"]
+            opened.keyboard.press("Space")
+        if name == "axis":
+            opened.keyboard.press("ArrowRight")
+            assert lines(opened, "reward")[0]["x"][0] == 128
+            opened.keyboard.press("ArrowLeft")
+        if name == "smoothing":
+            opened.keyboard.press("ArrowRight")
+            assert opened.locator("#controls output").inner_text() == "10 steps"
+            opened.keyboard.press("ArrowLeft")
+        if name == "next":
+            opened.keyboard.press("Enter")
+            assert opened.locator("#browse output").inner_text() == "6 to 10 of 200"
+            opened.get_by_role("button", name="Previous").press("Enter")
+        reached.append(name)
+    assert reached[0] == "skip"
+    assert {"run", "axis", "smoothing", "filter", "search", "next", "scroll"} <= set(reached)
+
+
+def test_on_paper_the_controls_are_gone_and_nothing_is_cut(opened: Any):
+    opened.emulate_media(media="print", color_scheme="dark")
+    assert not opened.locator("#controls").is_visible()
+    assert opened.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    assert len(opened.pdf(format="A4")) > 50_000
+    opened.emulate_media(media="screen", color_scheme="light")
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_axe_finds_nothing_serious(browser: Any, results: Path, language: str):
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-core is not installed").Axe()
+    break_metrics(results / "trl" / "metrics.csv")  # so that verdicts of both kinds are on the page
+    file = results / "report.html"
+    file.write_text(page(results, language=language), encoding="utf-8")
+    for scheme in ("light", "dark"):
+        for width in (380, 1600):
+            tab = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+            tab.goto(file.as_uri())
+            tab.wait_for_selector("#samples article")
+            found = axe.run(tab).response["violations"]
+            tab.close()
+            assert [(rule["id"], rule["impact"], [node["html"] for node in rule["nodes"]]) for rule in found] == []
+
+
 @pytest.mark.parametrize("width", [380, 1600])
 def test_nothing_sticks_out(opened: Any, width: int):
     opened.set_viewport_size({"width": width, "height": 900})
@@ -540,3 +781,23 @@ def test_nothing_sticks_out(opened: Any, width: int):
     while opened.evaluate("document.documentElement.scrollWidth") > width and time.monotonic() < deadline:
         opened.wait_for_timeout(100)
     assert opened.evaluate("document.documentElement.scrollWidth") <= width
+
+
+# The rule graph of the README
+
+
+@pytest.mark.parametrize("readme", ["README.md", "README.zh.md"])
+def test_the_rule_graph_is_what_its_command_prints(readme: str):
+    text = (ROOT / readme).read_text(encoding="utf-8")
+    [(command, drawn)] = re.findall(r"<!-- Made by: PYTHONHASHSEED=0 (.*?) -->\n```mermaid\n(.*?)```", text, re.S)
+    printed = subprocess.run(
+        [sys.executable, "-m", *command.split()], cwd=ROOT, check=True, capture_output=True, text=True
+    ).stdout
+    assert arrows(drawn) == arrows(printed)
+    assert ("train", "evaluate") in arrows(drawn)
+
+
+def arrows(mermaid: str) -> set[tuple[str, str]]:
+    """The graph by the names of its rules; their numbers change with the version of Python."""
+    names = dict(re.findall(r"(\w+)\[(.*?)\]", mermaid))
+    return {(names[first], names[second]) for first, second in re.findall(r"(\w+) --> (\w+)", mermaid)}

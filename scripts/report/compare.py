@@ -255,9 +255,17 @@ class Cost(NamedTuple):
     step: float | None
     training_seconds: float | None
     run_seconds: float | None
+    evaluation_seconds: float | None
     tokens: float | None
     tokens_per_second: float | None
     memory_gib: float | None
+
+    @property
+    def total_seconds(self) -> float | None:
+        """Training and evaluation, start to end; None where one of them is not known."""
+        if self.run_seconds is None or self.evaluation_seconds is None:
+            return None
+        return self.run_seconds + self.evaluation_seconds
 
 
 def cost(run: Run) -> Cost:
@@ -268,14 +276,14 @@ def cost(run: Run) -> Cost:
     tokens = run.known("tokens")
     seconds = run.known("seconds_step")
     clock = run.known("seconds")
-    total = run.manifest.get("seconds")
     complete = bool(tokens) and len(tokens) == len(seconds) and sum(seconds) > 0
     return Cost(
         phases=phases,
         other=None if step is None or all(value is None for value in phases.values()) else max(step - accounted, 0.0),
         step=step,
         training_seconds=clock[-1] if clock else None,
-        run_seconds=float(total) if isinstance(total, int | float) else None,
+        run_seconds=_number(run.manifest.get("seconds")),
+        evaluation_seconds=_number(run.evaluation.get("seconds")),
         tokens=sum(tokens) if tokens else None,
         tokens_per_second=sum(tokens) / sum(seconds) if complete else None,
         memory_gib=max(run.known("memory_gib"), default=None),
@@ -284,3 +292,26 @@ def cost(run: Run) -> Cost:
 
 def _mean(values: Sequence[float]) -> float | None:
     return sum(values) / len(values) if values else None
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) else None
+
+
+class Memory(NamedTuple):
+    """A part of the memory of a run (GiB): what was predicted before it began, and what was measured."""
+
+    part: str
+    predicted: list[float | None]
+    measured: list[float | None]
+
+
+def memory(runs: Sequence[Run]) -> list[Memory]:
+    """The memory ledgers of the manifests, side by side; empty where no run keeps one."""
+    ledgers = []
+    for run in runs:
+        ledger = run.manifest.get("memory")
+        sides = [ledger.get(side) if isinstance(ledger, dict) else None for side in ("predicted", "measured")]
+        ledgers.append([side if isinstance(side, dict) else {} for side in sides])
+    parts = dict.fromkeys(part for sides in ledgers for side in sides for part in side)
+    return [Memory(part, *([_number(sides[i].get(part)) for sides in ledgers] for i in (0, 1))) for part in parts]

@@ -12,12 +12,20 @@ import plotly.offline
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from scripts.report import compare, words
+from scripts.report import compare, health, words
 from scripts.report.read import BASELINE, Run, read_baseline, read_run
 
 SOURCES = Path(__file__).parents[2] / "reports"
-OPTIONAL = {"validation_accuracy", "correction_mean"}  # a run may be set up without them; their absence is no fault
-PERCENT = {"accuracy", "validation_accuracy", "truncated_share", "clip_fraction", "degenerate_groups"}
+# A run may be set up without these, or be older than they are; their absence is no fault.
+OPTIONAL = {
+    *("validation_accuracy", "correction_mean", "kl_sampler", "sampler_ratio_max", "corrected_share"),
+    *("weights_moved", "bad_rewards", "skipped"),
+}
+PERCENT = {
+    *("accuracy", "validation_accuracy", "truncated_share", "clip_fraction", "degenerate_groups"),
+    *("corrected_share", "weights_moved", "skipped"),
+}
+FAULTS = {"bad_rewards", "skipped"}  # drawn where there are any; a line at zero would only take room
 MEASURED_RARELY = {"validation_accuracy"}  # drawn as points
 SET = {"learning_rate"}  # chosen, not measured: a mean over steps would misstate it
 EXPECTED = [
@@ -43,7 +51,8 @@ def build(names: Sequence[str], results: Path, settings: dict[str, Any], target:
     runs = [read_run(results / name, EXPECTED) for name in dict.fromkeys(names)]
     everyone = [baseline, *runs]
     pairs = compare.paired_all(runs)
-    sections, unrecorded = _sections(runs, t)
+    sections, unrecorded, never = _sections(runs, t)
+    verdicts = [_health(run, t) for run in runs]
     packed, shown, total = _completions(everyone)
     data = {
         "runs": [_curves(run, sections) for run in runs],
@@ -73,15 +82,19 @@ def build(names: Sequence[str], results: Path, settings: dict[str, Any], target:
         demo=settings.get("scale") == "demo",
         cards=_cards(baseline, runs, t),
         pairs=_pair_rows(pairs, baseline, runs, t),
+        sampled=_sampled(everyone, t),
+        verdicts=verdicts,
         paired_runs=len(pairs),
         sections=sections,
         unrecorded=unrecorded,
+        never=never,
         axes=["step", *(["completions"] if _counts_completions(runs) else []), "seconds"],
         checks=_check_rows(runs, t),
         settings=_settings_rows(runs, t),
         settings_sum=_settings_sum(runs, t),
         costs=[compare.cost(run) for run in runs],
         phases=[*compare.PHASES, "other"],
+        memory=compare.memory(runs),
         packed=packed,
         shown=shown,
         total=total,
@@ -139,13 +152,19 @@ def _evaluation_row(run: Run, t: words.Texts) -> dict[str, Any]:
 
 
 def _score(run: Run, kind: str, t: words.Texts) -> dict[str, str]:
-    score = run.score(kind)
-    if not score:
+    return _score_cell(run.score(kind), t, run.evaluation.get("rows"))
+
+
+def _score_cell(score: dict[str, Any], t: words.Texts, rows: int | None = None) -> dict[str, str]:
+    if "accuracy" not in score:
         return {"value": "", "interval": "", "count": ""}
     bounds = {name: words.percent(score[name]) for name in ("low", "high") if name in score}
     interval = t["interval"].format(**bounds) if len(bounds) == 2 else ""
-    rows = run.evaluation.get("rows")
-    count = t["right_of"].format(correct=score["correct"], rows=rows) if rows and "correct" in score else ""
+    count = (
+        t["right_of"].format(correct=words.number(score["correct"]), rows=words.number(rows))
+        if rows and "correct" in score
+        else ""
+    )
     return {"value": words.percent(score["accuracy"]), "interval": interval, "count": count}
 
 
@@ -173,23 +192,47 @@ def _pair_rows(
     return rows
 
 
+def _sampled(everyone: Sequence[Run], t: words.Texts) -> dict[str, Any]:
+    """pass@k and majority of the runs whose evaluation drew several answers a question; empty where none did."""
+    drawn = [(i, run, run.sampled) for i, run in enumerate(everyone, start=-1) if run.sampled]
+    ks = sorted({int(k) for _, _, sampled in drawn for k in sampled["pass_at_k"]})
+    rows = []
+    for index, run, sampled in drawn:
+        majority = sampled.get("majority")
+        shares = [sampled["pass_at_k"].get(str(k)) for k in ks]
+        rows.append(
+            {
+                "index": index,
+                "name": run.name,
+                "how": t["sampled_how"].format(count=sampled.get("samples"), temperature=sampled.get("temperature")),
+                "shares": ["\u2013" if share is None else words.percent(share) for share in shares],
+                "majority": _score_cell(majority if isinstance(majority, dict) else {}, t),
+            }
+        )
+    return {"ks": ks, "rows": rows} if rows else {}
+
+
 # Curves
 
 
-def _sections(runs: Sequence[Run], t: words.Texts) -> tuple[list[dict[str, Any]], list[str]]:
-    """The figures by section, and the titles of those that no run has numbers for."""
+def _sections(runs: Sequence[Run], t: words.Texts) -> tuple[list[dict[str, Any]], list[str], list[str]]:
+    """The figures by section, the titles of those that no run has numbers for, and of faults that never came up."""
     sections = []
     unrecorded = []
+    never = []
     for name, columns in words.CURVES.items():
         figures = []
         for column in columns:
-            if any(run.known(column) for run in runs):
+            values = [value for run in runs for value in run.known(column)]
+            if column in FAULTS and values and not any(values):
+                never.append(t["figures"][column]["title"])
+            elif values:
                 figures.append(_figure(column, runs, t))
             elif any(run.steps for run in runs):
                 unrecorded.append(t["figures"][column]["title"])
         if figures:
             sections.append({"title": t[f"section_{name}"], "figures": figures})
-    return sections, unrecorded
+    return sections, unrecorded, never
 
 
 def _figure(column: str, runs: Sequence[Run], t: words.Texts) -> dict[str, Any]:
@@ -247,6 +290,27 @@ def _is_count(value: Any) -> bool:
 def _rounded(values: Sequence[float | None]) -> list[float | None]:
     """Six digits: more than a screen can show, half the bytes."""
     return [None if value is None else float(f"{value:.6g}") for value in values]
+
+
+# Health
+
+
+def _health(run: Run, t: words.Texts) -> dict[str, Any]:
+    """A run's verdict, its findings, and which checks it rests on."""
+    examined = health.examine(run)
+    verdict = "single"
+    if examined.findings:
+        verdict = "differs" if any(found.grave for found in examined.findings) else "unknown"
+    elif examined.passed:
+        verdict = "same"
+    return {
+        "name": run.name,
+        "verdict": verdict,
+        "says": t[f"health_{verdict}"],
+        "findings": [words.finding(found, t) for found in examined.findings],
+        "passed": words.checked(examined.passed, t),
+        "unchecked": words.checked(examined.unchecked, t),
+    }
 
 
 # Settings and checks
@@ -367,7 +431,7 @@ def _provenance(runs: Sequence[Run], t: words.Texts) -> list[dict[str, Any]]:
         row(t["finished"], of("finished")),
         row(t["duration"], [words.seconds(compare.cost(run).run_seconds) for run in runs]),
         row(t["engine"], [run.evaluation.get("engine") for run in runs], must_agree=True),
-        row(t["evaluation_seconds"], [words.seconds(_seconds(run.evaluation.get("seconds"))) for run in runs]),
+        row(t["evaluation_seconds"], [words.seconds(compare.cost(run).evaluation_seconds) for run in runs]),
         row(t["command"], of("command")),
     ]
     versions = [run.manifest["versions"] if isinstance(run.manifest.get("versions"), dict) else {} for run in runs]
@@ -375,7 +439,3 @@ def _provenance(runs: Sequence[Run], t: words.Texts) -> list[dict[str, Any]]:
     for package in packages:
         rows.append(row(package, [installed.get(package) for installed in versions], must_agree=True))
     return rows
-
-
-def _seconds(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) else None

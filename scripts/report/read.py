@@ -23,6 +23,7 @@ class Run:
     evaluation: dict[str, Any] = field(default_factory=dict)
     samples: dict[str, dict[str, Any]] = field(default_factory=dict)
     faults: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    not_finite: dict[str, float] = field(default_factory=dict)  # column -> first step with nan or an infinity in it
 
     @property
     def trainer(self) -> str:
@@ -61,6 +62,14 @@ class Run:
         """The `flexible` or `strict` entry of eval.json; empty where there is none."""
         score = _mapping(self.evaluation.get(kind))
         return score if _is_number(score.get("accuracy")) else {}
+
+    @property
+    def sampled(self) -> dict[str, Any]:
+        """What eval.json says of several answers a question; empty where only one was asked for."""
+        sampled = _mapping(self.evaluation.get("sampled"))
+        shares = _mapping(sampled.get("pass_at_k"))
+        known = {k: share for k, share in shares.items() if k.isdigit() and _is_number(share)}
+        return {**sampled, "pass_at_k": known} if known else {}
 
 
 def read_run(folder: Path, expected_columns: list[str]) -> Run:
@@ -151,9 +160,10 @@ def _read_metrics(run: Run, path: Path, expected: list[str]) -> dict[str, list[A
     columns: dict[str, list[Any]] = {
         name: [row[name] if name == "prompts" else _number(row[name]) for row in ordered] for name in header
     }
-    infinite = [name for name in header if name != "prompts" and any(_is_not_finite(row[name]) for row in ordered)]
-    if infinite:
-        run.faults.append(("fault_not_finite", {"file": path.name, "columns": ", ".join(infinite)}))
+    for name in header:
+        steps = [step for step in sorted(rows) if name != "prompts" and _is_not_finite(rows[step][name])]
+        if steps:
+            run.not_finite[name] = steps[0]
     return columns
 
 

@@ -6,15 +6,31 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from scripts.report.compare import MISSING, SIGNIFICANT, Paired, corrected, gain, step_seconds
+from scripts.report.compare import (
+    CHECKED,
+    MISSING,
+    SIGNIFICANT,
+    Paired,
+    corrected,
+    gain,
+    settings_rows,
+    step_seconds,
+    three_places,
+)
+from scripts.report.health import Finding
 from scripts.report.read import Run
 
 # Curves in the order of the page: section -> columns of metrics.csv. Their sentences: [figures] of the language.
 CURVES = {
-    "learned": ("reward", "reward_correct", "reward_format", "accuracy", "validation_accuracy"),
+    "learned": ("reward", "reward_correct", "reward_format", "bad_rewards", "accuracy", "validation_accuracy"),
     "completions": ("completion_length_mean", "completion_length_max", "truncated_share", "entropy"),
-    "follows": ("logprob_difference", "correction_mean", "ratio_mean", "kl", "clip_fraction"),
-    "update": ("grad_norm", "advantage_std", "degenerate_groups", "loss", "learning_rate"),
+    "follows": (
+        *("logprob_difference", "kl_sampler", "sampler_ratio_max", "correction_mean", "corrected_share"),
+        *("ratio_mean", "kl", "clip_fraction"),
+    ),
+    "update": (
+        *("grad_norm", "weights_moved", "advantage_std", "degenerate_groups", "skipped", "loss", "learning_rate"),
+    ),
 }
 
 SENTENCES = Path(__file__).parents[2] / "reports"
@@ -70,6 +86,8 @@ def seconds(value: float | None) -> str:
     """0.052 s, 3.4 s, 4 min 12 s, 2 h 5 min."""
     if value is None:
         return "\u2013"
+    if value < 0.0005:
+        return "0\u00a0s"
     if value < 0.1:
         return f"{value:.3f}\u00a0s"
     if value < 10:
@@ -91,11 +109,11 @@ def setting(value: Any, t: Texts) -> str:
     if isinstance(value, bool):
         return t["yes"] if value else t["no"]
     if isinstance(value, float):
-        return f"{value:.10g}" if math.isfinite(value) else str(value)
+        return f"{value:.6g}" if math.isfinite(value) else str(value)
     if isinstance(value, dict):
         return ", ".join(f"{key} {setting(part, t)}" for key, part in value.items())
     if isinstance(value, list):
-        return ", ".join(setting(part, t) for part in value)
+        return ", ".join(setting(part, t) for part in value) or t["none"]
     return str(value)
 
 
@@ -103,9 +121,13 @@ def setting(value: Any, t: Texts) -> str:
 
 
 def headline(baseline: Run, runs: Sequence[Run], pairs: Sequence[tuple[int, int, Paired]], t: Texts) -> list[str]:
-    """What training did, whether the runs agree, what a step cost: a sentence each. `pairs` index into `runs`."""
-    sentences = [_gains(baseline, runs, t), _agreement(runs, pairs, t), _speed(runs, t)]
-    return [sentence[0].upper() + sentence[1:] + t["stop"] for sentence in sentences if sentence]
+    """What training did, whether the runs agree and if not why, what a step cost: a sentence each.
+
+    `pairs` index into `runs`.
+    """
+    sentences = [_gains(baseline, runs, t), _agreement(runs, pairs, t), _causes(runs, pairs, t), _speed(runs, t)]
+    names = tuple(run.name for run in runs)  # keep their small letters
+    return [(said if said.startswith(names) else said[0].upper() + said[1:]) + t["stop"] for said in sentences if said]
 
 
 def _gains(baseline: Run, runs: Sequence[Run], t: Texts) -> str:
@@ -156,6 +178,19 @@ def _agreement(runs: Sequence[Run], pairs: Sequence[tuple[int, int, Paired]], t:
         worse, best = (first, second) if table.difference > 0 else (second, first)
         sentences.append(t["disagree_pair"].format(better=runs[best].name, worse=runs[worse].name, p=p_value(p)))
     return t["disagree_all"].format(pairs=t["semicolon"].join(sentences))
+
+
+def _causes(runs: Sequence[Run], pairs: Sequence[tuple[int, int, Paired]], t: Texts) -> str:
+    """What runs that do not agree did differently."""
+    parted = sorted({i for (*pair, _), p in zip(pairs, corrected(pairs), strict=True) if p < SIGNIFICANT for i in pair})
+    if not parted:
+        return ""
+    those = [runs[i] for i in parted]
+    places = [t[f"place_{check.place}"] for check in three_places(those) if check.verdict == "differs"]
+    in_places = {name for names in CHECKED.values() for name in names}
+    settings = [row.setting for row in settings_rows(those) if row.verdict in ("differs", "asked")]
+    different = places + [name for name in settings if name not in in_places]
+    return t["causes"].format(what=listing(different, t)) if different else t["causes_none"]
 
 
 def _speed(runs: Sequence[Run], t: Texts) -> str:
@@ -212,3 +247,26 @@ def status(run: Run, t: Texts) -> str:
     if run.steps_planned is None:
         return t["note_unfinished_unknown"].format(steps=run.steps)
     return t["note_unfinished"].format(steps=run.steps, planned=run.steps_planned)
+
+
+# Health
+
+
+def finding(found: Finding, t: Texts) -> dict[str, str]:
+    """A health verdict: what is wrong, and the numbers that show it."""
+    said = t["verdicts"][found.name]
+    values = {name: _evidence(name, value) for name, value in found.values.items()}
+    return {"title": said["title"], "text": said["text"].format(**values)}
+
+
+def _evidence(name: str, value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join(value)
+    if name.endswith("_share"):
+        return percent(value)
+    return signed(100 * value) if name.endswith("_points") else number(value)
+
+
+def checked(names: Sequence[str], t: Texts) -> str:
+    """What health checks looked at, by their short names."""
+    return t["comma"].join(t["verdicts"][name]["checked"] for name in names)
