@@ -30,7 +30,7 @@ def rows(path: Path) -> Iterator[tuple[int, dict[str, Any] | str]]:
             if line.strip():
                 try:
                     yield number, _checked(json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8")))
-                except (ValueError, RecursionError) as error:
+                except (ValueError, TypeError, RecursionError) as error:
                     yield number, str(error) or type(error).__name__
 
 
@@ -39,9 +39,7 @@ def _checked(row: Any) -> dict[str, Any]:
         raise ValueError(f"expected an object with completion and gold, found {type(row).__name__}")
     if missing := [field for field in ("completion", "gold") if field not in row]:
         raise ValueError(f"no field {' and no field '.join(missing)}; it has {', '.join(row) or 'none'}")
-    said = row["completion"]
-    if not isinstance(said, str) and not (isinstance(said, list) and all(isinstance(turn, dict) for turn in said)):
-        raise ValueError(f"completion is neither text nor a list of chat messages but {type(said).__name__}")
+    spoken_text(row["completion"])
     row["gold"] = str(row["gold"])
     parse_gold(row["gold"])
     return row

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -334,7 +335,7 @@ READ_BY_HAND: dict[str, list[tuple[str, str | None]]] = {
         ("The answer → 18", "18"), ("The answer is\u2060 18", "18"), ("The answer is : : 18", "18"),
         ("The answer is \\$18", "18"), ("The answer is 18 ✅", "18"), ("The answer is 1️⃣8️⃣", "18"), ("✅ 18", "18"),
         ("Answer: **\\$18.00**", "18"), ("Answer: *18*", "18"), ("Answer: _18_", "18"), ("Answer: __18__", "18"),
-        ("Answer: `18`", "18"), ("Answer: ~~20~~ 18", None),
+        ("Answer: `18`", "18"), ("Answer: ~~20~~ 18", "18"),
     ],
     "what stands around it": [
         ("So it is 12.\n#### nan", None), ("So it is 12.\n#### unknown", None), ("#### 18\n#### Notes", "18"),
@@ -470,7 +471,7 @@ READ_BY_HAND: dict[str, list[tuple[str, str | None]]] = {
         ("The answer is 56 rather than 54.", "56"), ("The answer (56) follows.", "56"),
         ("My answer, 56, is in dollars.", "56"), ("56 = answer", "56"), ("56 (answer)", "56"),
         ("Thus the answer = 56.", "56"), ("The answer is 5 6.", None), ("The answer is 56/1.", "56"),
-        ("The answer is 5.6 × 10", None), ("The answer is 5.6×10¹", None), ("The answer is 56e0", "56"),
+        ("The answer is 5.6 × 10", None), ("The answer is 5.6×10¹.", "56"), ("The answer is 56e0", "56"),
         ("The answer is 56 000.", "56000"), ("The answer is 56,000 km.", "56000"),
         ("The answer is 56.000.000", "56000000"), ("The answer is ₹ 56,00,000.", "5600000"),
         ("The answer is 56%–60%.", None), ("The answer is 56 dollars and 50 cents.", None),
@@ -480,6 +481,51 @@ READ_BY_HAND: dict[str, list[tuple[str, str | None]]] = {
         ("Okay.</think>\n\n#### 56", "56"), ("<think>The answer is 54.</think>", None),
         ("I'm sorry, but I can't help with that.", None),
         ("There is not enough information to find the 7th number.", None),
+    ],
+    "a second reader": [
+        # taken back in the same breath, or after a second thought
+        ("The answer is 15 — sorry, 12.", "12"), ("The answer is 15, I mean 12.", "12"),
+        ("#### 15 no wait 12", "12"), ("Answer: 15 - no, 12.", "12"),
+        ("The answer is 15.\n\nHmm, let me re-read this. Three broke, so 12 are left.", "12"),
+        ("\\boxed{15}\n\nHold on, I misread that. Three broke, so the result is 12.", "12"),
+        ("\\boxed{15}\n\nLet me verify: 15 + 3 = 18, not 15. So it must be 12.", "12"),
+        ("The answer is 15. Wait, no.", None), ("The answer is 18, no more than 20.", "18"),
+        ("The answer is 18 - no matter how the 3 friends share.", "18"),
+        ("The answer is 18. There were actually 20 people, 2 of whom left.", "18"),
+        ("#### 18 wait time of 3 minutes", "18"), ("The answer is 18, sorry for the 3 steps.", "18"),
+        ("答案是15。等等，不对，应该是12。", "12"), ("答案是15。不对，重新计算：15-3=12。", "12"),
+        ("\\boxed{15}\n\n抱歉，上面有误，应为 \\boxed{12}。", "12"), ("答案是18。检查一下：20-2=18，正确。", "18"),
+        ("答案是18。等等，检查一下：20-2=18，没错。", "18"),
+        # alternatives
+        ("#### 17 #### 18", None), ("The answer is 17 or #### 18", None), ("17 or \\boxed{18}", None),
+        ("Is it 17 or 18? It is \\boxed{18}.", "18"), ("Guess 1: \\boxed{17}\nGuess 2: \\boxed{18}", None),
+        ("Guess 1: 17\nGuess 2: 18", None), ("Option A: 17\nOption B: 18", None), ("Answer 1: 17\nAnswer 2: 18", None),
+        ("Day 1: 17\nDay 2: 18", "18"), ("If it rains, the answer is 17; otherwise, the answer is 18.", None),
+        ("The answer is 17 if it rains and 18 if not.", None), ("The answer may be 17 but it may also be 18.", None),
+        ("Answer: 17 (alternatively 18)", None), ("Answer: 17. Alternatively, 18.", None), ("$17 (or €18)", None),
+        ("答案是17到18。", None), ("答案是17个和18个。", None), ("从5到12共有8个数。", "8"),
+        # numbers
+        ("\\boxed{1.2\\cdot10^{3}}", "1200"), ("\\boxed{4\\times3}", None), ("\\boxed{\\quad18}", "18"),
+        ("The answer is 1.2 × 10³.", "1200"), ("#### 10⁻²", "0.01"), ("#### 10 m³", "10"), ("#### 5³", None),
+        ("#### 1.2×10^(3)", "1200"), ("\\frac{36}2", "18"), ("The answer is 3 and a half.", "3.5"),
+        ("It takes three and a half hours.", "3.5"), ("five and a quarter", "5.25"), ("18 ½ hours", "18.5"),
+        ("#### USD18", "18"), ("#### Rs18", "18"), ("#### RM1,200", "1200"), ("#### Rs.1,20,000/-", "120000"),
+        ("#### hrs18", None), ("#### 1´200", "1200"), ("The answer is 12 May 2024.", None),
+        ("It was the 5th of March 2024.", None), ("#### 5h30", None), ("#### 18h", "18"),
+        ("The answer is 1024 = 2^10.", "1024"), ("It costs ~~20~~ 18 dollars.", "18"),
+        ("**Final Answer:**\n1. 18 eggs", "18"), ("Answer:\n1. 16 - 7 = 9\n2. 9 * 2 = 18", "18"),
+        # what else the last sentence mentions
+        ("It will take Tom 18 hours to earn $300.", "18"), ("It takes 18 days for 5 men to build the wall.", "18"),
+        ("It takes 5 men 18 days to build 2 walls.", "18"), ("He needs 18 cents to buy 3 pens, so 6 a pen.", "6"),
+        ("So he paid $18 in total for 3 pizzas.", "18"), ("John spent a total of $18 on the 3 pens.", "18"),
+        ("Yesterday she earned $18 by babysitting for 50 minutes.", "18"), ("She sold 3 cards for $18.", "18"),
+        ("She sold 3 cards for 18 dollars.", "18"), ("He paid $18 for 3 pizzas, which is $6 each.", "6"),
+        ("Since 4 pens cost $3 for 4 pupils, he pays $9 for 12 pupils.", "9"), ("18 is the total of 5 and 13.", "18"),
+        ("John has 18 of his 20 apples left.", "18"), ("It is 18 times as many as 3.", "18"),
+        # a base model goes on with the next task
+        ("#### 18\n\nQuestion: Tom has 5 apples and buys 3. How many?\n5 + 3 = 8\n#### 8", "18"),
+        ("The answer is 18.\n\nHuman: And 5 + 3?\n\nAssistant: The answer is 8.", "18"),
+        ("Question: how many?\n3 * 6 = 18\nAnswer: 18", "18"),
     ],
 }
 # fmt: on
@@ -586,6 +632,7 @@ def test_grader_format_is_one_final_hash_line(completion: str, ok: bool, strict:
 )  # fmt: skip
 def test_grader_reads_reference_answers(text: str, value: float) -> None:
     assert parse_gold(text) == Fraction(value)
+    assert parse_gold(value) == Fraction(value)  # a number out of JSON
 
 
 @pytest.mark.parametrize("text", ["", " ", "twelve eggs", "nan", "inf", "5 or 6", "1:2", "1e999999999", "#### 18",
@@ -621,6 +668,30 @@ def test_grader_reads_the_last_message_of_the_assistant() -> None:
     assert total_reward(chat, "18", False)["total"] == 1.1
     for empty in ([], [{"role": "user", "content": "18"}], [{"role": "assistant", "content": None}]):
         assert extract_answer(empty).value is None and format_reward(empty) == 0.0
+
+
+def test_grader_takes_nothing_said_for_no_answer_and_refuses_what_is_no_completion() -> None:
+    parts = [None, "Hm.\n", {"type": "image"}, {"type": "text", "text": None}, {"type": "text", "text": "#### 18"}]
+    assert total_reward([{"role": "assistant", "content": parts}], "18")["total"] == 1.1
+    nothing: list[Any] = [
+        None,
+        [{"role": "assistant", "content": [None]}],
+        [{"role": "assistant"}],
+        [{"content": "18"}],
+    ]
+    for empty in nothing:
+        assert total_reward(empty, "18")["total"] == 0.0
+    wrong: list[Any] = [
+        b"#### 18",
+        18,
+        ["#### 18"],
+        [None],
+        {"role": "assistant"},
+        [{"role": "assistant", "content": 5}],
+    ]
+    for other in wrong:
+        with pytest.raises(TypeError, match="text or a list of chat messages"):
+            total_reward(other, "18")
 
 
 # --- properties
@@ -778,7 +849,8 @@ UNITS = [
     "9", "111 ", "1/", "1:", "{", "{}", "$", "*", "_", "<think>", "<think></think>", "<", "(", "(1", "\\frac{", "9^",
     "9^{", "1e", "-", "1 or ", "1 and ", "1=", "1 check: ", "1 to check ", "wait ", "1 because ", "**1", "one hundred ",
     "1? ", "1. \n", "答案是", "\u200b", "\ud800", "\0", "½", "٤", "😀", "\\", "- 1\n", "not 1 ", "1 more than ",
-    "maybe 1 ", "<answer>", "a",
+    "maybe 1 ", "<answer>", "a", "\nquestion: 1", "#### 1\nq: ", "$1 for 1 ", "1 in total for ", "takes 1 to a ", "~~1",
+    "hmm, 1 ", "1到", "10³", "1 if 2 and ", "usd1",
 ]  # fmt: skip
 
 
@@ -977,13 +1049,14 @@ def test_grader_command_prints_scores_and_disputable_rows(tmp_path: Path) -> Non
 def test_grader_command_names_damaged_lines(tmp_path: Path) -> None:
     path = tmp_path / "answers.jsonl"
     good = json.dumps({"completion": "#### 18", "gold": "18"}).encode()
-    bad = [b'{"completion": "#### 18"', b'{"completion": "x"}', b'{"completion": "x", "gold": "many"}', b"[1]",
+    bad = [b'{"completion": [{"role": "assistant", "content": 5}], "gold": "5"}',
+           b'{"completion": "#### 18"', b'{"completion": "x"}', b'{"completion": "x", "gold": "many"}', b"[1]",
            b"\xff\xfe", b'{"completion": 5, "gold": "5"}']  # fmt: skip
     path.write_bytes(b"\n".join([good, *bad]))
     result = grade(str(path))
     assert result.returncode == 1
     assert "rows       1" in result.stdout
-    for number, word in zip(range(2, 8), ["", "gold", "many", "list", "utf-8", "int"], strict=True):
+    for number, word in zip(range(2, 9), ["chat", "", "gold", "many", "list", "utf-8", "int"], strict=True):
         assert f"line {number}: " in result.stderr and word in result.stderr
 
 

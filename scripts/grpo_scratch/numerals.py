@@ -6,6 +6,7 @@ come in lower case, with ASCII digits, and short: the caller bounds them.
 """
 
 import re
+import unicodedata
 from collections.abc import Iterator
 from fractions import Fraction
 
@@ -14,23 +15,24 @@ MAX_EXPONENT = 30  # of scientific notation
 
 # LaTeX and Markdown to plain text, in this order.
 _MARKUP = [(re.compile(pattern), new) for pattern, new in (
-    (r"\\[dtc]?frac\s*\{\s*(-?[\d.,]{1,30})\s*\}\s*\{\s*([\d.,]{1,30})\s*\}", r" \1/\2 "),
-    (r"\\[dtc]?frac\s*(\d)\s*(\d)", r" \1/\2 "),
+    (r"~~[^~]{0,80}~~", " "),  # struck out
+    (r"\\[dtc]?frac\s*(?:\{\s*(-?[\d.,]{1,30})\s*\}|(\d))\s*(?:\{\s*([\d.,]{1,30})\s*\}|(\d))", r" \1\2/\3\4 "),
     (r"(?<=\d)\*\*(?=\d)", "^"),
     (r"\{,\}", ","),
     (r"\\!", ""),
-    (r"\\[,;: ]|~|\\q?quad\b", " "),
+    (r"\\[,;: ]|~|\\q?quad(?![a-z])", " "),
     (r"\\([$%#&_])", r"\1"),
-    (r"\\(?:times|cdot)\b", "*"),
-    (r"\\div\b", "÷"),
-    (r"\\(?:approx|simeq|equiv|to|rightarrow|implies)\b", "="),
-    (r"\^\s*\{?\s*\\(?:circ|prime|text|mathrm)\b", " "),  # degrees
-    (r"\^\s*\{", "^"),
+    (r"\\(?:times|cdot)(?![a-z])", "*"),
+    (r"\\div(?![a-z])", "÷"),
+    (r"\\(?:approx|simeq|equiv|to|rightarrow|implies)(?![a-z])", "="),
+    (r"\^\s*\{?\s*\\(?:circ|prime|text|mathrm)(?![a-z])", " "),  # degrees
+    (r"\^\s*[{(]", "^"),
+    (r"(?<=10)-?[²³¹⁰⁴-⁹]+", lambda power: "^" + unicodedata.normalize("NFKC", power[0])),
     (r"\\(?:text(?:bf|it|rm|sf|tt)?|math(?:bf|rm|it|sf|tt)|mbox|bm|left|right|displaystyle|[()\[\]])", " "),
     (r"[{}`]|\*\*|(?<!\d)_|_(?!\d)", " "),
     (r" {2,}", " "),
 )]  # fmt: skip
-_MARKED = re.compile(r"[\\{*_`^~]")
+_MARKED = re.compile(r"[\\{*_`^~²³¹⁰⁴-⁹]")
 
 _UNITS = (
     "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
@@ -42,17 +44,20 @@ _WORDS |= {word: 10 * value for value, word in enumerate(_TENS.split(), 2)}
 _WORDS |= {"hundred": 100, "thousand": 1000, "million": 10**6}
 _WORD = "|".join(_WORDS)
 _PRONOUN = r"one (?:of|that|who|which|can|could|must|more|another|is|has|needs?|way|day)\b"
+_PART = {"half": " 1/2", "third": " 1/3", "quarter": " 1/4"}
+_PARTS = re.compile(r"(?<=\d) and (?:a|one)[ -](half|third|quarter)\b")
 _SPELLED = re.compile(rf"(?<![\w-])(?<!no )(?!{_PRONOUN})(?:{_WORD})(?:(?:\s|-|\sand\s)(?:{_WORD})){{0,8}}\b")
 
 DIGIT = re.compile(r"\d")
 NUMBER = re.compile(
-    r"""(?<![a-z0-9^])(?:
-      (?P<mixed>\d{1,9}+\ (?:and\ )?\d{1,3}+\s?/\s?\d{1,4}+(?!\d))
-    | (?P<date>\d{4}-\d\d?-\d\d?(?!\d))
+    r"""(?=[\d.])(?:(?<![a-z0-9^])|(?:(?<=\b(?:usd|eur|gbp|inr|cad|aud|chf|cny|rmb))|(?<=\br[sm]))(?=\d))(?:
+      (?P<mixed>\d{1,9}+\ {1,2}(?:and\ )?\d{1,3}+\s?/\s?\d{1,4}+(?!\d))
+    | (?P<date>\d{4}-\d\d?-\d\d?(?!\d)
+        | \d\d?(?:st|nd|rd|th)?\ (?:of\ )?(?:jan|feb|mar|apr|may|june?|july?|aug|sept?|oct|nov|dec)[a-z]{0,6},?\ \d{4})
     | (?P<digits>\d{1,3}+(?:\ \d{3}(?!\d|-[a-z]))++(?:[.,]\d++)?+ | (?:\d++|\.\d++)(?:[.,'_]\d++)*+)
       (?P<power>e[+-]?\d++ | \s?[*x]\s?10\s?\^\s?-?\d++ | \s?\^\s?-?\d++)?+
       (?P<over>(?:\s?/\s?\d[\d,.]*+)*+)
-      (?P<ratio>(?:(?::|\s:\s)\d++)*+)
+      (?P<ratio>(?:(?::|\s:\s|h(?=\d\d(?!\d)))\d++)*+)
       (?:\s?(?P<scale>(?:hundred|thousand|million|billion|trillion|lakh|crore|k)\b|[万亿億]))?+
     )
     (?P<spoiled>\s?\^|[²³⁴-⁹]|[xyz](?![a-z])|\s?(?:pi\b|π|\\pi|√|\\sqrt))?+""",
@@ -77,7 +82,9 @@ _ALTERNATIVE = re.compile(
     r"\s*"  # 5 6 7
     r"|[\s%?]*(?:[,;/&|~—?-]|\.\.+|…|\b(?:and|or|to|maybe|perhaps|possibly|vs)\b\.?)"  # 5, 6 | 5-6 | 5 to 6
     r"(?:\s*\b(?:and|or|maybe|perhaps|possibly)\b)*[\s$(]*-?[$]?"
-    r"|(?: [\w%]+){0,2} and [$]?|(?: (?!round)[\w%]+)? to [$]?|.*(?:\bor\b|[或<>≤≥]).*"  # 5 eggs and 6 | 5, or 6
+    r"|(?: [\w%]+){0,2} and [$]?|(?: (?!round)[\w%]+)? to [$]?|\s?[^\W\da-z]?\s?[到至和与]\s?"  # 5 eggs and 6 | 5到6
+    # 5, or 6 | 5 if it rains and 6 if not
+    r"|.*(?:\bor\b|[或<>≤≥]|\b(?:otherwise|alternatively)\b|\balso be\b|\bif\b.*\b(?:and|but)\b).*"
 )
 # 1 hour 30 minutes is neither 1 nor 30.
 _COMPOUND = re.compile(
@@ -85,7 +92,7 @@ _COMPOUND = re.compile(
 )
 # Words right before a number, by what they make of it: not the answer | a known quantity | no plain number.
 _NEGATED = (" not", "n't", " never", " rather than", " instead of")
-_REFERENCE = (" the", " out of", " of all", " than", " per")
+_REFERENCE = (" the", " his", " her", " its", " their", " out of", " of all", " than", " as many as", " per")
 _UNREADABLE = ("√", "sqrt", "±", "\\pm", " log", " ln")
 _YEAR = re.compile(r"(?:19|20)\d\d")
 # What follows a number that only describes or compares: 6-inch pencils, 6 more than 12.
@@ -99,7 +106,8 @@ def plain(statement: str) -> str:
     if _MARKED.search(statement):
         for pattern, new in _MARKUP:
             statement = pattern.sub(new, statement)
-    return statement if DIGIT.search(statement) else spelled_out(statement)
+    statement = statement if DIGIT.search(statement) else spelled_out(statement)
+    return _PARTS.sub(lambda part: _PART[part[1]], statement) if " and " in statement else statement
 
 
 def spelled_out(text: str) -> str:
@@ -152,14 +160,20 @@ def readings(statement: str) -> Iterator[Fraction | None]:
             group.append(signed)
         else:
             if group:
-                yield _agreed(left if is_sum else group)
+                yield _agreed(left) if is_sum else _either(left, group)
             group, left, is_sum = [signed], [], False
     if group:
-        yield _agreed(left if is_sum else group)
+        yield _agreed(left) if is_sum else _either(left, group)
 
 
 def _words_before(number: re.Match[str]) -> str:
     return (" " + number.string[max(0, number.start() - 20) : number.start()]).rstrip(" $(")
+
+
+def _either(left: list[tuple[re.Match[str], bool]], right: list[tuple[re.Match[str], bool]]) -> Fraction | None:
+    """The value of an equation: of its right side, or of its left side if the right is one number not read, 8 = 2^3."""
+    value = _agreed(right)
+    return _agreed(left) if value is None and len(right) == 1 and left else value
 
 
 def _agreed(group: list[tuple[re.Match[str], bool]]) -> Fraction | None:

@@ -66,7 +66,7 @@ class _Alphabet(dict[int, str]):
 _ALPHABET = _Alphabet({code: chr(code) for code in range(128)})
 _SAME = {
     "−–‐‑﹣⁻": "-",
-    "’‘ʼ′": "'",
+    "’‘ʼ′´": "'",
     "×·⋅✕": "*",
     "⁄∕": "/",
     "、٬": ",",
@@ -85,15 +85,27 @@ def spoken_text(completion: Completion) -> str | None:
     Of chat messages, the last one of the assistant counts.
     """
     if not isinstance(completion, str):
-        said = [message.get("content") or "" for message in completion if message.get("role") == "assistant"]
-        parts = said[-1] if said else ""
-        completion = parts if isinstance(parts, str) else "".join(str(part.get("text", "")) for part in parts)
+        completion = _last_message(completion)
     if "<" in completion:
         if end := _END_OF_TURN.search(completion):
             completion = completion[: end.start()]
         if marks := deque(_THINKING.finditer(completion), maxlen=1):
             return completion[marks[0].end() :] if marks[0][1] else None
     return completion
+
+
+def _last_message(chat: Any) -> str:
+    """What the assistant said last, "" for nothing (None); TypeError for what is no chat."""
+    if chat is None:
+        return ""
+    if isinstance(chat, Sequence) and all(isinstance(message, Mapping) for message in chat):
+        said = [message.get("content") for message in chat if message.get("role") == "assistant"]
+        content = said[-1] if said else None
+        parts = content if isinstance(content, list | tuple) else [content]
+        texts = [part.get("text") if isinstance(part, Mapping) else part for part in parts]
+        if all(text is None or isinstance(text, str) for text in texts):
+            return "".join(text or "" for text in texts)
+    raise TypeError(f"a completion is text or a list of chat messages, but this is {type(chat).__name__}: {chat!r:.80}")
 
 
 def visible_text(completion: Completion) -> str | None:
@@ -117,13 +129,14 @@ _CUE = re.compile(
     r"####\#*+|\\boxed|\\fbox|\\framebox|<answer>|answer|respuesta|réponse|antwort|risposta|resposta|ответ|答案|答え|정답"
     r"|final (?:result|total|value|amount|number|count|cost|price)\b|correct(?:ed)? (?:result|total|value|amount)\b"
 )
+_NEXT_TASK = re.compile(r"\n(?:question|problem|human|user|q)(?: \d+)?:")
 _KIND = {"#": "hash", "\\": "boxed", "<": "tag"}  # by the first character of the cue; else phrase
 # From a phrase to what it states: "answer [to the question] is", "answer:", "answer -", "answer" alone on its line.
 _LINK = re.compile(
     r"[\s*_'\")]*+(?:\([^()\n]{0,40}\)[\s*]*)?(?:(?:to|for|in|of|you|we|i|that)\s[^.\n:=]{1,80}?\s(?=is\b))?"
     r"[,\s]*(?:(?:therefore|thus|then|now|so|finale?|correcta?)\b[,\s]*)?"
     r"(?:(?:is|are|was|(?:should|must|would|will|might|may|could) be|comes to|equals|es|est|ist|lautet|è|é)\b"
-    r"|[是为為은는は]|[:=>—]+|-+>?\s|\n)[\s*_:>—]*+(?:(?<=\n)[-•+]\s+)?"
+    r"|[是为為은는は]|[:=>—]+|-+>?\s|\n)[\s*_:>—]*+(?:(?<=\n)(?:[-•+]|\d\d?[.)](?=\s[*$]*\d))\s+)?"
 )
 # What may stand between a cue and its number: signs, currencies, a variable, a label such as "cost:".
 _LEAD = re.compile(
@@ -145,21 +158,35 @@ _REFUSAL = _words(
 _WRONG = re.compile(  # said of the answer itself; "4 wrong answers" may well be the answer
     r" (?:is|was|seems|looks) (?:wrong|incorrect|a mistake|an error)\b|'s (?:wrong|incorrect|a mistake|an error)\b"
     r"|n't (?:right|correct)\b| not (?:right|correct)\b|made an? (?:mistake|error)\b|scratch that\b"
-    r"|\. (?:wrong|incorrect|mistake)[.!:,]|! (?:wrong|incorrect|mistake)[.!:,]"
+    r"|\. (?:wrong|incorrect|mistake)[.!:,]|! (?:wrong|incorrect|mistake)[.!:,]|wait,? no\b"
 )
 _CORRECTION = _words(
-    r"wait[,.!:—-]", "actually", "correction", "oops", r"sorry[,.!:—-]", "i meant?", "no,", "on second thought",
-    r"should (?:be|have been) [$]?\d[\d,.]*", "i need to correct", "let me (?:redo|recalculate|correct|fix)",
-    or_else=_WRONG.pattern,
+    r"wait[,.!:—-]", r"a(?<![a-z] a)ctually", r"is actually [$]?\d", "correction", "oops", r"sorry[,.!:—-]", "i meant?",
+    "no,", "on second thought", r"hold on[,.!:—-]", r"hmm[,.]", r"should (?:be|have been) [$]?\d[\d,.]*",
+    r"it must be [$]?\d",
+    "i (?:need to correct|overlooked|misread|miscounted|miscalculated)",
+    "let me (?:redo|recalculate|re-?read|correct|fix)",
+    or_else=_WRONG.pattern + "|等等|不对|不對|更正|纠正|修正|抱歉|我错了|重新(?:计算|算)",
 )  # fmt: skip
+_TAKEN_BACK = re.compile(  # 15, no, 12 | 15 eggs - I mean 12
+    r"(?: [a-z]+)?[\s,;.:—-]+(?:no\b(?! \d)|wait|sorry|oops|i meant?|actually|correction|scratch that)"
+    r"[\s,;.:—-]*(?:(?:no|wait|sorry|so|it|it's|is|that's|i mean|should be|rather|the answer)\b[\s,;.:—-]*){0,4}[$]?\d"
+)
 _CONFIRMED = re.compile(
     r"(?<!not )(?:correct|right|yes|ok|okay|good|great|confirmed|verified)[.!,]"
     r"|(?: is|'s) (?:indeed |also )?(?:correct|right)\b|matches|consistent|confirms|indeed|checks out"
+    r"|正确|没错|一致|无误"
 )
 _CONCLUSION = _words("so", "thus", "therefore", "hence", "total", "finally", or_else="=")
-_OR = re.compile(r"[\s.,;]*+or\b[^.\n]{0,60}\d")
+_OR = re.compile(  # 17. Or perhaps 18. | 17. Alternatively, 18.
+    r"[\s.,;]*+(?:or\b[^.\n]{0,60}\d|alternatively,? (?:it is |it's )?[$]?\d[\d.,]*+(?!\s?[-+*/=]))"
+)
+_OR_CUE = re.compile(r"\d[^\n]{0,20}\b(?:or|alternatively)[\s,$*]*(?:the )?\Z")  # 17 or \boxed{18}
 _MAYBE = re.compile("could be|might be|may be|maybe|perhaps|possibly")
-_GUESS = re.compile(r"[\W_]*+(?:(?:or|and|maybe|perhaps|possibly|also|alternatively|the|final|correct)\b[\W_]*+){0,4}")
+_GUESS = re.compile(
+    r"[\W_]*+(?:(?:or|and|maybe|perhaps|possibly|also|alternatively|otherwise|if not|else|the|final|correct|guess"
+    r"|option|first|second|third|\d+)\b[\W_]*+){0,4}"
+)
 _CHECK = _words(
     *(
         rf"{words} (?:quickly )?(?:double[- ]?check|verify|check)(?:[,:.]| (?:that|this|our|my|the|if|it|whether|by)\b)"
@@ -167,15 +194,25 @@ _CHECK = _words(
     ),
     r"check\s?:", r"verify\s?:", r"verification\s?:", r"proof\s?:", "let me explain", "here(?:'s| is) how",
     "we get this", "this (?:comes|follows) from", "th(?:is|at)(?:'s| is) because",
+    or_else="验算|检验|验证|检查",
 )  # fmt: skip
 _EXPLAINED = re.compile(r"[\s.,;:*(—-]*+(?:reason|because|since|explanation|here's|this is|that's|why|as\b|check)")
 _FIRST = re.compile(r"[\s*]*+([^\s.,;:=][^.,;:=\n]{0,40})[.,;:—\n-]")
 _BECAUSE = re.compile(r"because\b|since\b(?<!and since)(?<!but since)|given that\b|after [a-z]+ing\b")
 _QUESTION = re.compile(r"\s*(?:or |so )?(?:is|are|does|do|can|could|would|should|may|perhaps|maybe|what|how|why)\b")
 _BULLET = re.compile(r"^\s*(?:(?:[-•+*]|\d\d?[.)])\s+(?=.*\d))?")
+_NUMBERED = re.compile(r"\W*(?:guess|answer|option|possibility|candidate|case)\s?(?:\d\d?|[a-z])\b.*\d.*")
 _BARE = re.compile(r"[\s*_$(-]*\d[\d.,]*[\s*_$%).,;?]*")  # a line that is only a number
 _BOLD = re.compile(r"(?:\*\*|__)(?!\d\d?[.)]\*)([^*\n]{1,80})(?:\*\*|__)")
-_ASIDE = re.compile(r"\([^()]*\)")
+_ASIDE = re.compile(r"\((?!or\b)[^()]*\)")
+_MONEY = r"[$]\s?\d[\d.,]*+|\d[\d.,]*+ (?:dollars?|cents?|euros?|pounds?)"
+_CIRCUMSTANCE = re.compile(  # $12 for 3 pens | 12 eggs in total for 3 cakes | so 12 is the number of 3-legged stools
+    rf"(?:(?:{_MONEY})[^\d$.,;:=]{{0,40}}?|\d[^\d$.,;:=]{{0,40}}? (?:in total|in all|altogether))"
+    r"(?= (?:for|on) (?:the |these |his |her |their |all )?\d[\d.,]*+ (?!dollar|cent|euro|pound))"
+    r"|\A\W*(?:(?:so|thus|therefore|hence|then)\W+)?\d[\d.,]*+(?: [a-z]+)?(?= (?:is|are|was|were) the\b)"
+)
+_PURPOSE = re.compile(r"(?<=\d)[^\d.,;:=]{0,40}?(?= to [a-z]| for (?:the )?\d)")  # it takes 12 days to read 300 pages
+_NEEDS = re.compile(r"\b(?:takes?|took|needs?|requires?)\b")
 _TURN = re.compile(r",\s|;|\b(?:so|then|thus|therefore|which|but|leaving|or|rounds?)\b")
 _CLAUSE = re.compile(r"\s*(?:if|since|because|as|when)\b")
 
@@ -185,6 +222,7 @@ class _Commit(NamedTuple):
     kind: str
     end: int  # of its statement, in the text
     lead: str  # from the cue to the statement
+    rest: str = ""  # of the statement, after its number
 
 
 def extract_answer(text: Completion) -> Answer:
@@ -195,6 +233,10 @@ def extract_answer(text: Completion) -> Answer:
     seen = visible_text(text)
     if seen is None:
         return Answer(None, "unfinished")
+    if next_task := _NEXT_TASK.search(seen):  # a base model may go on with a task of its own
+        before = extract_answer(seen[: next_task.start()])
+        if before.kind in ("hash", "boxed", "tag", "phrase"):
+            return before
     cues = deque(_CUE.finditer(seen), maxlen=MAX_CUES)
     last = None
     while cues and not last:
@@ -202,7 +244,9 @@ def extract_answer(text: Completion) -> Answer:
     if not last:
         return _last_statement(seen if DIGIT.search(seen) else spelled_out(seen))
     tail = seen[last.end :]
-    if _CORRECTION.search(tail) and not _CONFIRMED.search(tail):
+    taken_back = _TAKEN_BACK.match(last.rest)
+    tail = last.rest + tail if taken_back else tail
+    if (taken_back or _CORRECTION.search(tail)) and not _CONFIRMED.search(tail):
         if DIGIT.search(tail):
             later = _last_statement(tail)
             return Answer(later.value, "correction" if later.value is not None else later.kind)
@@ -214,9 +258,11 @@ def extract_answer(text: Completion) -> Answer:
 
 
 def _is_guess(text: str, earlier: Iterable[re.Match[str]], cue: re.Match[str], last: _Commit) -> bool:
-    """Does the cue before it state another number in the same way, with nothing said in between?"""
+    """Is it one of several: after "17 or", or after the same cue with another number and nothing said in between?"""
+    if _OR_CUE.search(text[max(0, cue.start() - 40) : cue.start()]):
+        return True
     alike = [other for other in earlier if other[0] == cue[0]]
-    before = _commit(text, alike[-1]) if alike else None
+    before = _commit(text[: cue.start()], alike[-1]) if alike else None
     if not before or before.value == last.value or before.lead != last.lead:
         return False
     return _GUESS.fullmatch(text, before.end, cue.start()) is not None
@@ -247,7 +293,7 @@ def _commit(text: str, cue: re.Match[str]) -> _Commit | None:
             return None
         next_line = _item(text[end : end + MAX_STATEMENT].lstrip())
         listed = "\n" in lead and _BARE.fullmatch(line) and _BARE.fullmatch(next_line)
-        return _Commit(None if listed else direct.value, kind, end, lead)
+        return _Commit(None if listed else direct.value, kind, end, lead, direct.rest)
     is_last_line = kind == "hash" and not text[end:].strip()
     if kind == "tag" or (is_last_line and (DIGIT.search(statement) or _NO_ANSWER.match(statement))):  # a sentence
         return _Commit(_last(readings(plain(statement))), kind, end, lead) if statement.strip() else None
@@ -310,10 +356,10 @@ def _last_statement(text: str) -> Answer:
     if guessed or asked or _REFUSAL.search(text, begin) or _WRONG.search(text, end):
         return Answer(None, "undecided")
     item = _item(sentence)
-    if _BARE.fullmatch(item):
-        above = text[max(0, begin - MAX_STATEMENT) : begin].rstrip().rpartition("\n")[2]
-        if above.strip() != sentence.strip() and _BARE.fullmatch(_item(above)):
-            return Answer(None, "undecided")  # a list of guesses, one a line
+    above = text[max(0, begin - MAX_STATEMENT) : begin].rstrip().rpartition("\n")[2]
+    listed = any(line.fullmatch(item) and line.fullmatch(_item(above)) for line in (_BARE, _NUMBERED))
+    if listed and above.strip() != sentence.strip():
+        return Answer(None, "undecided")  # a list of guesses, one a line
     for bold in reversed(list(_BOLD.finditer(sentence))):
         if "=" not in sentence[bold.end() :] and (direct := _direct(bold[1])):
             return Answer(direct.value, "bold" if direct.value is not None else "undecided")
@@ -361,6 +407,11 @@ def _conclusion(sentence: str, before: str) -> Fraction | None:
     because = _BECAUSE.search(sentence)
     if because and DIGIT.search(sentence, 0, because.start()) and not _CONCLUSION.search(sentence, because.end()):
         sentence = sentence[: because.start()]
+    elif "=" not in sentence:
+        for stated in (_PURPOSE if _NEEDS.search(sentence) else _CIRCUMSTANCE).finditer(sentence):
+            if not _TURN.search(sentence, stated.end()):
+                sentence = sentence[: stated.end()]
+                break
     outside = _ASIDE.sub(" ", sentence)
     sentence = outside if DIGIT.search(outside) else sentence
     _, equals, result = sentence.rpartition("=")
@@ -399,6 +450,7 @@ _GOLD = re.compile(r"([\s$+]*-?[\s$+]*)([\d.].*?)[\s$%.]*", re.DOTALL)
 @lru_cache(maxsize=65_536)  # a reference answer is met once per completion of its group
 def parse_gold(text: str) -> Fraction:
     """A reference answer ('18', '-3', '1,200', '$5', '2.5') as an exact value; ValueError if it is no number."""
+    text = str(text)  # JSON may hold 18 as well as "18"
     parts = _GOLD.fullmatch(plain(visible_text(text) or ""))
     number = NUMBER.fullmatch(parts[2]) if parts else None
     value = number_value(number, "-" in parts[1]) if parts and number else None
