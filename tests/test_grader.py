@@ -502,7 +502,7 @@ READ_BY_HAND: dict[str, list[tuple[str, str | None]]] = {
         ("Guess 1: 17\nGuess 2: 18", None), ("Option A: 17\nOption B: 18", None), ("Answer 1: 17\nAnswer 2: 18", None),
         ("Day 1: 17\nDay 2: 18", "18"), ("If it rains, the answer is 17; otherwise, the answer is 18.", None),
         ("The answer is 17 if it rains and 18 if not.", None), ("The answer may be 17 but it may also be 18.", None),
-        ("Answer: 17 (alternatively 18)", None), ("Answer: 17. Alternatively, 18.", None), ("$17 (or €18)", None),
+        ("Answer: 17 (alternatively 18)", None), ("Answer: 17. Alternatively, 18.", None), ("$17 (or $18)", None),
         ("答案是17到18。", None), ("答案是17个和18个。", None), ("从5到12共有8个数。", "8"),
         # numbers
         ("\\boxed{1.2\\cdot10^{3}}", "1200"), ("\\boxed{4\\times3}", None), ("\\boxed{\\quad18}", "18"),
@@ -522,6 +522,11 @@ READ_BY_HAND: dict[str, list[tuple[str, str | None]]] = {
         ("She sold 3 cards for 18 dollars.", "18"), ("He paid $18 for 3 pizzas, which is $6 each.", "6"),
         ("Since 4 pens cost $3 for 4 pupils, he pays $9 for 12 pupils.", "9"), ("18 is the total of 5 and 13.", "18"),
         ("John has 18 of his 20 apples left.", "18"), ("It is 18 times as many as 3.", "18"),
+        ("Janet makes $18 a day from selling 9 eggs.", "18"), ("She makes $18 by selling 9 eggs at $2 each.", "18"),
+        ("By selling 9 eggs at $2 each she makes $18.", "18"), ("Eliza earned $460 for working 45 hours.", "460"),
+        ("18 apples remain of the original 20.", "18"), ("The answer is 18 eggs, not 3 or 6.", "18"),
+        ("It is not 3 or 6 but 18.", "18"), ("It takes Carla 160 minutes (or 2 hours and 40 minutes).", "160"),
+        ("It takes 17 minutes (or maybe 18).", None),
         # a base model goes on with the next task
         ("#### 18\n\nQuestion: Tom has 5 apples and buys 3. How many?\n5 + 3 = 8\n#### 8", "18"),
         ("The answer is 18.\n\nHuman: And 5 + 3?\n\nAssistant: The answer is 8.", "18"),

@@ -9,6 +9,7 @@ import re
 import unicodedata
 from collections.abc import Iterator
 from fractions import Fraction
+from functools import lru_cache
 
 MAX_NUMBER = 60  # characters of one number
 MAX_EXPONENT = 30  # of scientific notation
@@ -92,7 +93,9 @@ _COMPOUND = re.compile(
 )
 # Words right before a number, by what they make of it: not the answer | a known quantity | no plain number.
 _NEGATED = (" not", "n't", " never", " rather than", " instead of")
-_REFERENCE = (" the", " his", " her", " its", " their", " out of", " of all", " than", " as many as", " per")
+_NOR = re.compile(r",? n?or [$]?")  # not 5 or 6
+_REFERENCE = (" the", " those", " these", " original", " his", " her", " its", " their", " out of", " of all", " than",
+              " as many as", " per")  # fmt: skip
 _UNREADABLE = ("√", "sqrt", "±", "\\pm", " log", " ln")
 _YEAR = re.compile(r"(?:19|20)\d\d")
 # What follows a number that only describes or compares: 6-inch pencils, 6 more than 12.
@@ -134,9 +137,12 @@ def readings(statement: str) -> Iterator[Fraction | None]:
     """
     own: list[re.Match[str]] = []
     known: list[re.Match[str]] = []  # quantities that the answer is compared with; they count when nothing else is left
+    negated = 0  # where the last negated number ends
     for number in NUMBER.finditer(statement):
         words = _words_before(number)
-        if not words.endswith(_NEGATED):
+        if words.endswith(_NEGATED) or (negated and _NOR.fullmatch(statement, negated, number.start())):
+            negated = number.end()
+        else:
             is_known = number["ratio"] or words.endswith(_REFERENCE) or _ATTRIBUTE.match(statement, number.end())
             (known if is_known or (_YEAR.fullmatch(number[0]) and words.endswith((" in", " by"))) else own).append(
                 number
@@ -206,6 +212,7 @@ def _mixed(text: str) -> Fraction | None:
     return whole + Fraction(above, below) if below else None
 
 
+@lru_cache(maxsize=4096)  # the same few numbers fill most texts, and making a Fraction is what takes the time
 def _digits(text: str) -> Fraction | None:
     """Value of digits with separators, '1,234.50' or '1.234,50'; None when they mean nothing, '1,2,3'."""
     if len(text) > MAX_NUMBER:

@@ -198,13 +198,13 @@ _CHECK = _words(
 )  # fmt: skip
 _EXPLAINED = re.compile(r"[\s.,;:*(—-]*+(?:reason|because|since|explanation|here's|this is|that's|why|as\b|check)")
 _FIRST = re.compile(r"[\s*]*+([^\s.,;:=][^.,;:=\n]{0,40})[.,;:—\n-]")
-_BECAUSE = re.compile(r"because\b|since\b(?<!and since)(?<!but since)|given that\b|after [a-z]+ing\b")
+_BECAUSE = re.compile(r"because\b|since\b(?<!and since)(?<!but since)|given that\b|(?:after|by|for|from) [a-z]+ing\b")
 _QUESTION = re.compile(r"\s*(?:or |so )?(?:is|are|does|do|can|could|would|should|may|perhaps|maybe|what|how|why)\b")
 _BULLET = re.compile(r"^\s*(?:(?:[-•+*]|\d\d?[.)])\s+(?=.*\d))?")
 _NUMBERED = re.compile(r"\W*(?:guess|answer|option|possibility|candidate|case)\s?(?:\d\d?|[a-z])\b.*\d.*")
 _BARE = re.compile(r"[\s*_$(-]*\d[\d.,]*[\s*_$%).,;?]*")  # a line that is only a number
 _BOLD = re.compile(r"(?:\*\*|__)(?!\d\d?[.)]\*)([^*\n]{1,80})(?:\*\*|__)")
-_ASIDE = re.compile(r"\((?!or\b)[^()]*\)")
+_ASIDE = re.compile(r"\((?!or (?:maybe |perhaps )?[$]?\d[\d.,]*\))[^()]*\)")
 _MONEY = r"[$]\s?\d[\d.,]*+|\d[\d.,]*+ (?:dollars?|cents?|euros?|pounds?)"
 _CIRCUMSTANCE = re.compile(  # $12 for 3 pens | 12 eggs in total for 3 cakes | so 12 is the number of 3-legged stools
     rf"(?:(?:{_MONEY})[^\d$.,;:=]{{0,40}}?|\d[^\d$.,;:=]{{0,40}}? (?:in total|in all|altogether))"
