@@ -526,7 +526,7 @@ READ_BY_HAND: dict[str, list[tuple[str, str | None]]] = {
         ("By selling 9 eggs at $2 each she makes $18.", "18"), ("Eliza earned $460 for working 45 hours.", "460"),
         ("18 apples remain of the original 20.", "18"), ("The answer is 18 eggs, not 3 or 6.", "18"),
         ("It is not 3 or 6 but 18.", "18"), ("It takes Carla 160 minutes (or 2 hours and 40 minutes).", "160"),
-        ("It takes 17 minutes (or maybe 18).", None),
+        ("It takes 17 minutes (or maybe 18).", None), ("It takes her 1 hour 30 minutes to walk 6 miles.", None),
         # a base model goes on with the next task
         ("#### 18\n\nQuestion: Tom has 5 apples and buys 3. How many?\n5 + 3 = 8\n#### 8", "18"),
         ("The answer is 18.\n\nHuman: And 5 + 3?\n\nAssistant: The answer is 8.", "18"),

@@ -94,8 +94,8 @@ _COMPOUND = re.compile(
 # Words right before a number, by what they make of it: not the answer | a known quantity | no plain number.
 _NEGATED = (" not", "n't", " never", " rather than", " instead of")
 _NOR = re.compile(r",? n?or [$]?")  # not 5 or 6
-_REFERENCE = (" the", " those", " these", " original", " his", " her", " its", " their", " out of", " of all", " than",
-              " as many as", " per")  # fmt: skip
+_REFERENCE = (" the", " those", " these", " original", " his", " its", " their", " out of", " of all", " of her",
+              " than", " as many as", " per")  # fmt: skip
 _UNREADABLE = ("√", "sqrt", "±", "\\pm", " log", " ln")
 _YEAR = re.compile(r"(?:19|20)\d\d")
 # What follows a number that only describes or compares: 6-inch pencils, 6 more than 12.
