@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import time
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -361,7 +362,7 @@ UNSOUND = {
     "never pushed, bf16 sampler": ({"logprob_difference": line(0.007, 0.06)}, "engine", "differ by 0.0551 nats"),
     "never pushed, fp32 sampler": ({"logprob_difference": line(1e-7, 0.002)}, "engine", "0.000187 at first"),
     "other weights from the start": ({"logprob_difference": [0.4] * 60}, "engine", "sound is at most 0.05"),
-    "old log-probs off": ({"ratio_mean": [1.3] * 60}, "ratio", "1.3 in the middle step"),
+    "old log-probs off": ({"ratio_mean": [1.3] * 60}, "ratio", "1.3 in the median step"),
     "importance weights off": ({"correction_mean": [0.2] * 60}, "correction", "between 0.5 and 1.5"),
     "correction masks half": ({"corrected_share": [0.5] * 60}, "corrected", "met 50.0 % of the tokens"),
     "no group with a difference": (
@@ -421,7 +422,7 @@ def break_metrics(file: Path) -> None:
 def test_the_page_names_what_is_wrong_at_its_top_and_in_full_under_health(results: Path):
     break_metrics(results / "trl" / "metrics.csv")
     html = page(results)
-    top = 'trl: Values that are no numbers; Completions are cut off. <a href="#health">See Health</a>'
+    top = 'trl: Values that are no numbers · Completions are cut off <a href="#health">See Health</a>'
     assert top in html
     assert "nan or infinity in grad_norm, loss, first in step 31" in html
     assert "100.0 % of the completions ran into the token limit at last, 100.0 % at first" in html
@@ -438,10 +439,7 @@ def test_a_run_of_a_few_steps_is_not_judged():
 
 
 def test_an_interrupted_run_is_called_unfinished(results: Path):
-    for name in ("manifest.json", "eval.json", "samples.jsonl"):
-        (results / "trl" / name).unlink()
-    file = results / "trl" / "metrics.csv"
-    file.write_text("".join(file.read_text().splitlines(keepends=True)[:38]))
+    interrupted(results)
     html = page(results)
     assert "trl: has not finished: 37 steps are recorded" in html
     assert "to 95.0 % (scratch) on 200" in html
@@ -514,10 +512,10 @@ def test_memory_by_part(results: Path):
     ledger = {"predicted": {"weights": 2.2, "optimizer_state": 4.4}, "measured": {"weights": 2.25, "total": 9}}
     file.write_text(json.dumps(json.loads(file.read_text()) | {"memory": ledger}))
     html = page(results)
-    assert "2.2 predicted, 2.25 measured" in html
+    said = re.findall(r">([^<]*) <small>measured</small></span><span class=\"line\">([^<]*) <small>predicted", html)
+    nothing = ("–", "–")  # trl keeps no ledger
+    assert said == [("2.25", "2.2"), nothing, ("–", "4.4"), nothing, ("9", "–"), nothing]
     assert "optimizer state</th>" in html
-    assert "– predicted, 9 measured" in html
-    assert "– predicted, – measured" in html  # trl keeps no ledger
 
 
 def test_columns_of_older_files_are_not_missed(results: Path):
@@ -527,7 +525,7 @@ def test_columns_of_older_files_are_not_missed(results: Path):
     html = page(results)
     assert "lacks the columns" not in html
     assert "Share of the weights that the step" in html  # scratch records it
-    assert "Not shown, because it never happened: Failed rewards, Skipped steps." in html
+    assert "Not shown, because it is 0 in every step: Failed rewards, Skipped steps." in html
 
 
 # Size, time, bytes
@@ -621,9 +619,31 @@ def opened(tab: Any) -> Iterator[Any]:
     assert [complaint for complaint in tab.complaints if not complaint.startswith("data:")] == []
 
 
-def test_a_page_with_nothing_to_draw_has_no_errors(browser: Any, tmp_path: Path):
-    file = tmp_path / "report.html"
-    file.write_text(page(tmp_path / "results"), encoding="utf-8")
+def no_results(results: Path) -> None:
+    shutil.rmtree(results)
+
+
+def interrupted(results: Path) -> None:
+    for name in ("manifest.json", "eval.json", "samples.jsonl"):
+        (results / "trl" / name).unlink()
+    file = results / "trl" / "metrics.csv"
+    file.write_text("".join(file.read_text().splitlines(keepends=True)[:38]))
+
+
+def empty_metrics(results: Path) -> None:
+    (results / "trl" / "metrics.csv").write_text("")
+
+
+def few_columns(results: Path) -> None:
+    keep = {"step", "reward", "seconds_step", "prompts"}
+    rewrite_metrics(results / "trl" / "metrics.csv", lambda row: {name: row[name] for name in row if name in keep})
+
+
+@pytest.mark.parametrize("damage", [no_results, interrupted, empty_metrics, few_columns])
+def test_a_page_of_what_is_left_has_no_errors(browser: Any, results: Path, damage: Callable[[Path], None]):
+    damage(results)
+    file = results.parent / "report.html"
+    file.write_text(page(results), encoding="utf-8")
     tab = browser.new_page()
     complaints: list[str] = []
     tab.on("console", lambda message: complaints.append(message.text))
@@ -680,6 +700,7 @@ def test_legend_hides_a_run_everywhere(opened: Any):
     assert opened.locator("#samples article").first.locator(".answer").count() == 2
     assert opened.get_by_role("columnheader", name="trl", exact=True).count() == 0
     assert opened.get_by_role("rowheader", name="baseline and trl").count() == 0
+    assert opened.locator("#health").get_by_role("heading", name="trl").count() == 0
     opened.locator("#legend").get_by_label("trl").check()
     assert len(lines(opened, "reward")) == 2
 
@@ -754,7 +775,11 @@ def test_on_paper_the_controls_are_gone_and_nothing_is_cut(opened: Any):
     opened.emulate_media(media="print", color_scheme="dark")
     assert not opened.locator("#controls").is_visible()
     assert opened.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    opened.set_viewport_size({"width": 688, "height": 900})  # A4 between its margins
+    wide = "[...document.querySelectorAll('.scroll')].filter(box => box.scrollWidth > box.clientWidth)"
+    assert opened.evaluate(f"{wide}.map(box => box.ariaLabel)") == []
     assert len(opened.pdf(format="A4")) > 50_000
+    opened.set_viewport_size({"width": 1200, "height": 900})
     opened.emulate_media(media="screen", color_scheme="light")
 
 
@@ -801,3 +826,28 @@ def arrows(mermaid: str) -> set[tuple[str, str]]:
     """The graph by the names of its rules; their numbers change with the version of Python."""
     names = dict(re.findall(r"(\w+)\[(.*?)\]", mermaid))
     return {(names[first], names[second]) for first, second in re.findall(r"(\w+) --> (\w+)", mermaid)}
+
+
+# Snakemake's own bundle
+
+
+def test_snakemake_report_holds_the_pages_with_captions_and_categories(tmp_path: Path):
+    copy = tmp_path / "copy"
+    for folder in ("workflow", "rules", "scripts", "reports"):
+        shutil.copytree(ROOT / folder, copy / folder)
+    shutil.copy(ROOT / "config.yaml", copy)
+    results = write_results(copy / "results")
+    for run in ("scratch", "trl"):
+        (results / run / "report.html").write_text(page(results), encoding="utf-8")
+    subprocess.run(
+        [sys.executable, "-m", "snakemake", "--config", "scale=demo", "--report", "bundle.zip", "--", "all"],
+        cwd=copy, check=True, capture_output=True,
+    )  # fmt: skip
+    with zipfile.ZipFile(copy / "bundle.zip") as bundle:
+        names = [Path(name).name for name in bundle.namelist()]
+        [main] = [name for name in bundle.namelist() if name == "bundle/report.html"]
+        text = bundle.read(main).decode()
+    assert names.count("report.html") == 3  # two pages and the bundle's own
+    assert names.count("metrics.csv") == names.count("manifest.json") == names.count("eval.json") - 1 == 2
+    for said in ("once written by hand", "It is one file and", "Evaluation", "Training", "Page"):
+        assert said in text, said

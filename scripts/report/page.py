@@ -25,7 +25,7 @@ PERCENT = {
     *("accuracy", "validation_accuracy", "truncated_share", "clip_fraction", "degenerate_groups"),
     *("corrected_share", "weights_moved", "skipped"),
 }
-FAULTS = {"bad_rewards", "skipped"}  # drawn where there are any; a line at zero would only take room
+NOT_AT_ZERO = {"reward_format", "bad_rewards", "skipped"}  # at 0 throughout, these would only take room
 MEASURED_RARELY = {"validation_accuracy"}  # drawn as points
 SET = {"learning_rate"}  # chosen, not measured: a mean over steps would misstate it
 EXPECTED = [
@@ -51,7 +51,7 @@ def build(names: Sequence[str], results: Path, settings: dict[str, Any], target:
     runs = [read_run(results / name, EXPECTED) for name in dict.fromkeys(names)]
     everyone = [baseline, *runs]
     pairs = compare.paired_all(runs)
-    sections, unrecorded, never = _sections(runs, t)
+    sections, unrecorded, zeros = _sections(runs, t)
     verdicts = [_health(run, t) for run in runs]
     packed, shown, total = _completions(everyone)
     data = {
@@ -87,7 +87,7 @@ def build(names: Sequence[str], results: Path, settings: dict[str, Any], target:
         paired_runs=len(pairs),
         sections=sections,
         unrecorded=unrecorded,
-        never=never,
+        zeros=zeros,
         axes=["step", *(["completions"] if _counts_completions(runs) else []), "seconds"],
         checks=_check_rows(runs, t),
         settings=_settings_rows(runs, t),
@@ -216,23 +216,23 @@ def _sampled(everyone: Sequence[Run], t: words.Texts) -> dict[str, Any]:
 
 
 def _sections(runs: Sequence[Run], t: words.Texts) -> tuple[list[dict[str, Any]], list[str], list[str]]:
-    """The figures by section, the titles of those that no run has numbers for, and of faults that never came up."""
+    """The figures by section, the titles of those that no run has numbers for, and of those left out at 0."""
     sections = []
     unrecorded = []
-    never = []
+    zeros = []
     for name, columns in words.CURVES.items():
         figures = []
         for column in columns:
             values = [value for run in runs for value in run.known(column)]
-            if column in FAULTS and values and not any(values):
-                never.append(t["figures"][column]["title"])
+            if column in NOT_AT_ZERO and values and not any(values):
+                zeros.append(t["figures"][column]["title"])
             elif values:
                 figures.append(_figure(column, runs, t))
             elif any(run.steps for run in runs):
                 unrecorded.append(t["figures"][column]["title"])
         if figures:
             sections.append({"title": t[f"section_{name}"], "figures": figures})
-    return sections, unrecorded, never
+    return sections, unrecorded, zeros
 
 
 def _figure(column: str, runs: Sequence[Run], t: words.Texts) -> dict[str, Any]:
