@@ -371,7 +371,11 @@ UNSOUND = {
         "100.0 % of the groups earned the same",
     ),
     "all solved": ({"degenerate_groups": AT_LAST, "accuracy": line(0.3, 1.0)}, "mastered", "completions were right"),
-    "steps without a gradient": ({"skipped": [0.0, 1.0] * 30}, "skipped", "30 of 60 steps"),
+    "steps without a gradient": (
+        {"skipped": [1.0, 1.0, 0.0] * 20, "weights_moved": [0.0, 0.0, 0.98] * 20, "grad_norm": [0.0, 0.0, 0.8] * 20},
+        "skipped",
+        "In 40 of 60 steps no completion had a gradient",
+    ),
     "all cut off": ({"truncated_share": line(0.1, 1.0)}, "truncated", "91.6 % of the completions ran into"),
     "padding": ({"completion_length_mean": line(200, 400), **FLAT}, "padding", "went from 219 to 381 tokens"),
     "format farming": ({**FLAT, "reward_correct": FLAT["accuracy"], **FARMED}, "farming", "from 0.00932 to 0.0907"),

@@ -110,6 +110,14 @@ def stalled(run: Run) -> Values | None:
     }
 
 
+def of_updates(run: Run, column: str) -> list[float]:
+    """The values of the steps that were not skipped."""
+    skipped = run.columns.get("skipped") or [None] * run.steps
+    return [
+        value for value, skip in zip(run.columns[column], skipped, strict=True) if isinstance(value, float) and not skip
+    ]
+
+
 # The checks
 
 
@@ -204,13 +212,13 @@ def entropy_gone(run: Run) -> Values | None:
 
 
 def weights_stay(run: Run) -> Values | None:
-    moved = pd.Series(run.known("weights_moved")).median()
+    moved = pd.Series(of_updates(run, "weights_moved")).median()
     return {"moved_share": moved} if moved < MOVED else None
 
 
 def no_gradient(run: Run) -> Values | None:
-    _, last = fifths(run.known("grad_norm"))
-    if (last == 0).all() and not (run.known("degenerate_groups") and degenerate(run)):
+    _, last = fifths(of_updates(run, "grad_norm"))
+    if len(last) and (last == 0).all() and not (run.known("degenerate_groups") and degenerate(run)):
         return {"steps": len(last)}
     return None
 
