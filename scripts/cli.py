@@ -10,6 +10,7 @@ from pathlib import Path
 import yaml
 
 from scripts.prepared import DataError, ModelFilesError
+from scripts.scoring import RewardError
 from scripts.settings import SettingsError, load, run_settings
 
 
@@ -35,10 +36,10 @@ def run_arguments(doc: str | None) -> argparse.Namespace:
 
 @contextmanager
 def errors_for_people() -> Iterator[None]:
-    """Faults of settings, models and data, and Ctrl-C, end the program with a message instead of a traceback."""
+    """Faults of settings, models, data or rewards, and Ctrl-C, end the program with a message, without a traceback."""
     try:
         yield
-    except (SettingsError, ModelFilesError, DataError) as error:
+    except (SettingsError, ModelFilesError, DataError, RewardError) as error:
         sys.exit(str(error))
     except KeyboardInterrupt:
         sys.exit("interrupted; the same command runs this stage again")

@@ -16,8 +16,6 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from scipy.stats import binomtest
-
 from scripts.grpo_scratch.rewards import agrees, extract_answer, parse_gold, spoken_text, strict_answer, strict_match
 
 WEAK = {"correction", "bold", "first", "last_number"}  # kinds of answer that had to be read out of running text
@@ -67,6 +65,8 @@ def dispute(row: dict[str, Any]) -> str | None:
 
 
 def _share(count: int, total: int) -> str:
+    from scipy.stats import binomtest  # half a second to import, which --help and a wrong file can do without
+
     interval = binomtest(count, total).proportion_ci(method="wilson")
     return f"{count / total:6.1%}  [{interval.low:.1%}, {interval.high:.1%}]  {count} of {total}"
 

@@ -33,16 +33,23 @@ COLUMNS = [
     "accuracy",  # share of completions whose answer is right
     "advantage_std",
     "degenerate_groups",  # share of groups whose completions all got the same reward: no gradient from them
-    "kl",  # to the start model, k3 estimate, nats a token
+    "kl",  # to the start model by kl_estimator, nats a token
     "entropy",  # nats a token
-    "clip_fraction",  # share of tokens whose gradient the clip took away
+    "clip_fraction",  # share of tokens (with importance_level: sequence, of completions) that the clip met
     "ratio_mean",  # importance ratio policy / old policy
-    "correction_mean",  # importance weight trainer / sampler, after the cap
+    # The next five compare the sampler with the old policy. Raw but for correction_mean.
     "logprob_difference",  # mean |trainer - sampler| of the sampled tokens' log-probs, nats
+    "kl_sampler",  # KL(sampler || trainer), k3 estimate, nats a token
+    "sampler_ratio_max",  # largest ratio trainer / sampler, of a token or, in the sequence modes, of a completion
+    "correction_mean",  # mean importance weight, after the cap
+    "corrected_share",  # share of the weights that the cap changed
     "completion_length_mean",  # tokens
     "completion_length_max",
     "truncated_share",  # share of completions cut at the length limit
+    "bad_rewards",  # completions whose reward failed; they count as 0
+    "skipped",  # 1: no completion of the step had a gradient, so the optimizer stood still
     "grad_norm",  # before clipping
+    "weights_moved",  # share of the weights that the update changed, in a sample of about a million
     "learning_rate",
     "loss",
     "tokens",  # completion tokens of the step
@@ -104,6 +111,28 @@ class Clock:
         return columns
 
 
+class WeightsMoved:
+    """`remember()`, an update, `compare()`: then `share` of the weights are no longer what they were.
+
+    bf16 keeps eight bits of a number, so an update of less than 1/256 of a weight can leave it as it is.
+    """
+
+    SAMPLE = 2**20  # weights, spread evenly over the model
+
+    def __init__(self, model: torch.nn.Module):
+        learning = [p for p in model.parameters() if p.requires_grad]
+        stride = max(1, sum(p.numel() for p in learning) // self.SAMPLE)
+        self._sampled = [p.detach().view(-1)[::stride] for p in learning]  # views: they follow the update
+        self.share = 0.0
+
+    def remember(self) -> None:
+        self._before = [weights.clone() for weights in self._sampled]
+
+    def compare(self) -> None:
+        changed = [(now != then).sum() for now, then in zip(self._sampled, self._before, strict=True)]
+        self.share = torch.stack(changed).sum().item() / sum(map(len, self._sampled))
+
+
 class RunRecord:
     """Writes results/<run>/: a row of metrics.csv a step, a line and a bar on the terminal, and the manifest."""
 
@@ -131,6 +160,8 @@ class RunRecord:
             f"grad {row['grad_norm']:.2f}  {row['seconds_step']:.2f} s",
             file=sys.stdout,
         )
+        for remark in remarks(row):
+            tqdm.write(f"step {row['step']:>4}  {remark}", file=sys.stdout)
         sys.stdout.flush()
         self._bar.update()
 
@@ -182,6 +213,18 @@ class RunRecord:
         }
         text = json.dumps(manifest, indent=1, ensure_ascii=False)
         (self._out / "manifest.json").write_text(text + "\n", encoding="utf-8")
+
+
+def remarks(row: dict[str, Any]) -> list[str]:
+    """What a person should know of a step beyond its numbers."""
+    said = []
+    if row["truncated_share"] == 1:
+        said.append("every completion was cut at max_completion_tokens, so few can be right; raise it")
+    if row["degenerate_groups"] == 1:
+        said.append("the completions of each question all earned the same, so nothing can be learned from this step")
+    if row.get("skipped"):
+        said.append("no completion has a gradient: the weights stay as they are")
+    return said
 
 
 def step_questions(questions: int, prompts_per_step: int, steps: int, seed: int) -> list[list[int]]:

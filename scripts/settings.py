@@ -111,10 +111,8 @@ def _faults(values: dict[str, Any]) -> list[str]:
         found = _schema_faults({k: merged[k] for k in overrides}, {**grpo_schema, "required": []}, ("runs", str(run)))
         if grpo_sound and overrides and not found:
             found += _combination_faults(merged, ("runs", str(run)))
-        if entry.get("trainer") == "trl" and not found and grpo_sound and merged["sync_every"] != 1:
-            found.append(
-                f"runs.{run}.sync_every: TRL pushes before every rollout; leave it at 1, or use trainer: scratch"
-            )
+        if entry.get("trainer") == "trl" and not found and grpo_sound:
+            found += [f"runs.{run}.{fault}" for fault in _beyond_trl(merged)]
         if run == "baseline" or str(run).startswith("smoke-"):
             found.append(f"runs.{run}: this name is the pipeline's own; choose another")
         faults += found
@@ -128,11 +126,20 @@ def _faults(values: dict[str, Any]) -> list[str]:
 
 def _combination_faults(grpo: dict[str, Any], path: tuple[str, ...]) -> list[str]:
     faults = []
-    sequences = grpo["prompts_per_step"] * grpo["group_size"]
-    if sequences % grpo["micro_batch_size"]:
+    if grpo["updates_per_batch"] > 1 and grpo["old_logprobs"] == "detach":
         faults.append(
-            f"{_name(path)}.micro_batch_size: {grpo['micro_batch_size']} does not divide the {sequences} sequences "
-            f"of a step (prompts_per_step {grpo['prompts_per_step']} x group_size {grpo['group_size']})"
+            f"{_name(path)}.old_logprobs: detach is exact for one update a batch, and updates_per_batch is "
+            f"{grpo['updates_per_batch']}; set recompute"
+        )
+    if grpo["old_logprobs"] == "sampler" and grpo["importance_correction"] != "none":
+        faults.append(
+            f"{_name(path)}.old_logprobs: with sampler the ratio already makes up for the sampler; "
+            "set importance_correction: none"
+        )
+    if grpo["loss_type"] == "cispo" and grpo["epsilon_high"] < 1:
+        faults.append(
+            f"{_name(path)}.epsilon_high: with loss_type: cispo it caps the ratio itself, so {grpo['epsilon_high']:g} would "
+            "cut every token; set 5.0"
         )
     if grpo["warmup_steps"] > grpo["steps"]:
         faults.append(
@@ -140,6 +147,18 @@ def _combination_faults(grpo: dict[str, Any], path: tuple[str, ...]) -> list[str
         )
     if not any(grpo["reward_weights"].values()):
         faults.append(f"{_name(path)}.reward_weights: all are 0, so no completion is better than another")
+    return faults
+
+
+def _beyond_trl(grpo: dict[str, Any]) -> list[str]:
+    """Settings that TRL has no counterpart for; a run must not look as if it had used them."""
+    faults = []
+    if grpo["sync_every"] != 1:
+        faults.append("sync_every: TRL pushes before every rollout; leave it at 1, or use trainer: scratch")
+    if grpo["kl_estimator"] != "k3":
+        faults.append("kl_estimator: TRL has k3 only; leave it at k3, or use trainer: scratch")
+    if grpo["old_logprobs"] == "sampler":
+        faults.append("old_logprobs: TRL has no sampler; take detach or recompute, or use trainer: scratch")
     return faults
 
 

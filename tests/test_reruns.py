@@ -154,7 +154,7 @@ CHANGES = {
         edit("scripts/grpo_scratch/rollout.py"),
         [*BOTH, *BASELINE, *PAGES],
     ),
-    "the grader, rewards.py": (edit("scripts/grpo_scratch/rewards.py"), ["data", *BOTH, *BASELINE, *PAGES]),
+    "what is right, rewards.py": (edit("scripts/grpo_scratch/rewards.py"), ["data", *BOTH, *BASELINE, *PAGES]),
     "the page's template": (edit("reports/template.html.j2"), PAGES),
 }
 

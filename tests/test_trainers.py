@@ -1,9 +1,11 @@
 """Both trainers and what follows them, really run on the tiny model: metrics, manifest, evaluation, smoke checks."""
 
+import importlib
 import importlib.util
 import itertools
 import json
 import random
+import re
 import shutil
 from fractions import Fraction
 from pathlib import Path
@@ -14,7 +16,6 @@ import pytest
 import torch
 from conftest import run_module
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from trl import GRPOTrainer
 
 from scripts import settings as project_settings
 from scripts.evaluate import evaluate, graded_group, pass_at_k, powers, shown, with_interval
@@ -25,8 +26,8 @@ from scripts.prepared import ModelFilesError, read_rows, verify
 from scripts.prompts import prompt_text
 from scripts.report.compare import same
 from scripts.run_record import COLUMNS, Clock, prompts_digest, step_questions
+from scripts.scoring import RewardError
 from scripts.smoke import faults
-from scripts.trl_grpo import train as trl
 
 MODULES = {"scratch": "scripts.grpo_scratch.train", "trl": "scripts.trl_grpo.train"}
 TOKEN = "hf_thisisnosecretthisisnosecret"
@@ -71,9 +72,16 @@ def test_metrics_have_the_same_columns_and_a_row_a_step(result):
 
 def test_metrics_are_finite_and_in_their_range(result):
     rows = metrics(result)
-    unknown = {"kl", "correction_mean", "validation_accuracy"}  # beta 0, no correction; not in every step
-    if result.name == "trl":
-        unknown |= {"ratio_mean", "logprob_difference", "seconds_push"}  # TRL logs no mean ratio; no vLLM, no push
+    unknown = {
+        "kl",
+        "correction_mean",
+        "corrected_share",
+        "validation_accuracy",
+    }  # beta 0, no correction; not each step
+    if (
+        result.name == "trl"
+    ):  # it logs no mean ratio and skips no step; without vLLM no push, and nothing of the sampler
+        unknown |= {"ratio_mean", "skipped", "seconds_push", "logprob_difference", "kl_sampler", "sampler_ratio_max"}
     known = rows.drop(columns=[*unknown, "prompts"])
     assert np.isfinite(known.to_numpy(dtype=float)).all(), known
     shares = ["accuracy", "degenerate_groups", "clip_fraction", "truncated_share", "reward_correct"]
@@ -139,7 +147,7 @@ def test_the_manifest_holds_what_was_asked_and_what_was_used(result):
     assert asked.keys() - compared <= {"evaluate_every"}  # not GRPO's, and TRL has no part in it
     assert used["sequences_per_step"] == SEQUENCES
     assert used["advantage_epsilon"] == 1e-4
-    assert used["weights_dtype"] == "float32"
+    assert used["weights_dtype"] == "fp32"
     assert "weight decay 0.0" in used["optimizer"]
     vllm = result.name == "scratch" and importlib.util.find_spec("vllm")  # TRL has no vLLM on a CPU
     assert used["sampler"] == ("vllm" if vllm else "transformers")
@@ -195,19 +203,26 @@ def train_here(trainer, settings, demo_model, demo_data, out, **grpo) -> pd.Data
     run = project_settings.run_settings(settings, trainer)
     run["grpo"] = {**run["grpo"], **grpo}
     run["engine"]["name"] = "transformers"
-    {"scratch": scratch, "trl": trl}[trainer].train(run, demo_model, demo_data, out, "none")
+    trainer_module(trainer).train(run, demo_model, demo_data, out, "none")
     return metrics(out)
+
+
+def trainer_module(trainer):
+    """TRL takes seconds to import, so only a test that trains with it does."""
+    return importlib.import_module(MODULES[trainer])
 
 
 TIMES = ["seconds", "seconds_rollout", "seconds_reward", "seconds_train", "seconds_push", "seconds_step", "memory_gib"]
 
 
 UNUSUAL = {  # no value is a default of TRL's, transformers' or config.yaml's
-    "steps": 2, "prompts_per_step": 3, "group_size": 2, "micro_batch_size": 3, "max_completion_tokens": 19,
+    "steps": 2, "prompts_per_step": 3, "group_size": 2, "max_tokens_per_micro_batch": 400, "max_completion_tokens": 19,
     "temperature": 0.9, "top_p": 0.95, "top_k": 300, "learning_rate": 3e-5, "lr_schedule": "cosine", "warmup_steps": 2,
-    "max_grad_norm": 0.7, "epsilon": 0.1, "epsilon_high": 0.3, "beta": 0.01, "loss_type": "dr_grpo",
-    "scale_rewards": "batch", "reward_weights": {"correct": 0.8, "format": 0.3}, "importance_cap": 2.0,
-    "gradient_checkpointing": True, "precision": "bf16", "seed": 5,
+    "max_grad_norm": 0.7, "epsilon": 0.1, "epsilon_high": 0.3, "delta": 1.5, "beta": 0.01, "loss_type": "dr_grpo",
+    "kl_bias_correction": False, "importance_level": "sequence", "mask_truncated_completions": True,
+    "updates_per_batch": 2, "old_logprobs": "recompute", "scale_rewards": "batch",
+    "reward_weights": {"correct": 0.8, "format": 0.3}, "importance_cap": 2.0, "gradient_checkpointing": True,
+    "precision": "bf16", "weights_dtype": "bf16", "lora_rank": 4, "lora_alpha": 24.0, "seed": 5,
 }  # fmt: skip
 
 
@@ -275,9 +290,20 @@ class Script:
         pass
 
 
-@pytest.mark.parametrize("loss_type", ["dapo", "grpo"])
-def test_the_same_rollouts_make_the_same_run(settings, demo_model, demo_data, tmp_path, monkeypatch, loss_type):
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"loss_type": "dapo", "max_tokens_per_micro_batch": 10**6},
+        {"loss_type": "grpo", "max_tokens_per_micro_batch": 400},  # gradients add up over micro-batches
+        {"loss_type": "cispo", "epsilon_high": 5.0, "updates_per_batch": 2, "old_logprobs": "recompute"},
+        {"loss_type": "grpo", "importance_level": "sequence", "mask_truncated_completions": True},
+    ],
+    ids=["dapo", "accumulation", "two updates a batch", "GSPO without truncated ones"],
+)
+def test_parity_of_whole_runs_from_the_same_rollouts(settings, demo_model, demo_data, tmp_path, monkeypatch, changes):
     """Sampler aside, every number that both trainers log is the same, step after step, and so are their models."""
+    from trl import GRPOTrainer
+
     tokenizer = AutoTokenizer.from_pretrained(demo_model)
     rows = read_rows(demo_data / "train.jsonl")
     script = Script(tokenizer, [(q, tokenizer.encode(prompt_text(tokenizer, q["question"], ""))) for q in rows])
@@ -286,8 +312,8 @@ def test_the_same_rollouts_make_the_same_run(settings, demo_model, demo_data, tm
         GRPOTrainer, "_generate_single_turn", lambda self, prompts, *args, **kwargs: (script.completions(prompts), None)
     )
     changes = {
-        "beta": 0.04, "loss_type": loss_type, "lr_schedule": "cosine", "warmup_steps": 1, "steps": 4,
-        "evaluate_every": 0, "micro_batch_size": 16, "max_grad_norm": 0.5, "learning_rate": 1e-4,
+        "beta": 0.04, "kl_bias_correction": False, "lr_schedule": "cosine", "warmup_steps": 1, "steps": 4,
+        "evaluate_every": 0, "max_grad_norm": 0.5, "learning_rate": 1e-4, **changes,
     }  # fmt: skip
     ours, theirs = (
         train_here(trainer, settings, demo_model, demo_data, tmp_path / trainer, **changes) for trainer in MODULES
@@ -295,7 +321,10 @@ def test_the_same_rollouts_make_the_same_run(settings, demo_model, demo_data, tm
     assert 0 < ours["accuracy"].mean() < 1 and 0 < ours["truncated_share"].mean() < 1
     assert (ours["grad_norm"] > 0.5).any(), "no gradient was long enough to be clipped"
     assert ours["kl"].iloc[-1] > 1e-6
-    unshared = [*TIMES, "validation_accuracy", "ratio_mean", "logprob_difference", "correction_mean"]
+    of_sampler = ["logprob_difference", "kl_sampler", "sampler_ratio_max", "correction_mean", "corrected_share"]
+    unshared = [*TIMES, *of_sampler, "validation_accuracy", "ratio_mean", "skipped"]
+    if changes.get("mask_truncated_completions"):
+        unshared.append("clip_fraction")  # TRL counts what it masked as not clipped
     pd.testing.assert_frame_equal(ours.drop(columns=unshared), theirs.drop(columns=unshared), rtol=1e-3, atol=1e-6)
 
     start, our_model, their_model = (
@@ -303,9 +332,162 @@ def test_the_same_rollouts_make_the_same_run(settings, demo_model, demo_data, tm
         for folder in (demo_model, tmp_path / "scratch" / "model", tmp_path / "trl" / "model")
     )
     for name, weight in start.named_parameters():
-        ours_moved, theirs_moved = (m.get_parameter(name) - weight for m in (our_model, their_model))
+        our_weight, their_weight = (m.get_parameter(name) for m in (our_model, their_model))
+        assert (our_weight - their_weight).norm() < 1e-4 * their_weight.norm(), name
         # AdamW turns a rounding error of a gradient near 0 into a whole step of one weight, hence the room
-        assert (ours_moved - theirs_moved).norm() < 0.02 * theirs_moved.norm(), name
+        assert (our_weight - their_weight).norm() < 0.02 * (their_weight - weight).norm(), name
+
+
+# The reference of the KL
+
+
+@pytest.mark.parametrize("trainer", MODULES)
+@pytest.mark.parametrize(
+    ("changes", "known"),
+    [({}, False), ({"beta": 0.04}, True), ({"beta": 0.04, "lora_rank": 4, "learning_rate": 1e-2}, True)],
+    ids=["none", "a copy", "LoRA with the adapter off"],
+)
+def test_kl_to_each_kind_of_reference(trainer, settings, demo_model, demo_data, tmp_path, changes, known):
+    rows = train_here(trainer, settings, demo_model, demo_data, tmp_path, evaluate_every=0, **changes)
+    if not known:
+        assert rows["kl"].isna().all()
+        return
+    assert rows["kl"][0] == pytest.approx(0, abs=1e-6)  # both are still the start model
+    assert rows["kl"][2] > 1e-5
+
+
+@pytest.mark.parametrize("trainer", MODULES)
+def test_lora_trains_its_adapters_alone_and_leaves_a_whole_model(trainer, settings, demo_model, demo_data, tmp_path):
+    train_here(trainer, settings, demo_model, demo_data, tmp_path, lora_rank=2, learning_rate=1e-2)
+    start, trained = (AutoModelForCausalLM.from_pretrained(path) for path in (demo_model, tmp_path / "model"))
+    moved = {name for name, p in trained.named_parameters() if (p - start.get_parameter(name)).abs().max() > 1e-5}
+    linear = {f"{name}.weight" for name, m in start.model.named_modules() if isinstance(m, torch.nn.Linear)}
+    assert moved == {f"model.{name}" for name in linear}
+    name = "model.layers.0.mlp.up_proj.weight"
+    assert torch.linalg.matrix_rank(trained.get_parameter(name) - start.get_parameter(name), rtol=1e-3) == 2
+
+
+def test_an_engine_follows_a_lora_run(settings, demo_model, demo_data, tmp_path):
+    rows = train_here("scratch", settings, demo_model, demo_data, tmp_path, lora_rank=4, learning_rate=1e-2, steps=4)
+    assert rows["logprob_difference"].max() < 1e-4
+
+
+# Ablations: what gives each away
+
+
+def test_an_engine_that_is_pushed_to_late_differs_in_between(settings, demo_model, demo_data, tmp_path):
+    changes = {"learning_rate": 1e-3, "steps": 5, "sync_every": 2}
+    difference = train_here("scratch", settings, demo_model, demo_data, tmp_path, **changes)["logprob_difference"]
+    assert difference[[0, 2, 4]].max() < 1e-4 < 1e-2 < difference[[1, 3]].min()
+
+
+@pytest.mark.parametrize("trainer", MODULES)
+def test_bf16_weights_hardly_move(trainer, settings, demo_model, demo_data, tmp_path):
+    changes = {"learning_rate": 1e-5, "evaluate_every": 0, "precision": "bf16"}
+    full, half = (
+        train_here(trainer, settings, demo_model, demo_data, tmp_path / dtype, weights_dtype=dtype, **changes)
+        for dtype in ("fp32", "bf16")
+    )
+    assert full["weights_moved"].min() > 0.95
+    assert 0 < half["weights_moved"].max() < 0.3
+    assert manifest(tmp_path / "bf16")["used"]["weights_dtype"] == "bf16"
+
+
+def test_bf16_weights_are_warned_of(settings, demo_model, demo_data, tmp_path):
+    with pytest.warns(UserWarning, match=r"weights_dtype: bf16 rounds an update away .* weights_moved"):
+        train_here("scratch", settings, demo_model, demo_data, tmp_path, weights_dtype="bf16", steps=1)
+
+
+def test_a_penalty_holds_the_policy_to_the_start_model(settings, demo_model, demo_data, tmp_path):
+    loose, tight = (
+        train_here(
+            "scratch", settings, demo_model, demo_data, tmp_path / str(beta), beta=beta, steps=6, learning_rate=1e-3
+        )
+        for beta in (1e-6, 3.0)
+    )
+    assert tight["kl"][5] < 0.5 * loose["kl"][5]
+
+
+def test_the_mean_over_sequences_weighs_short_completions_more(settings, demo_model, demo_data, tmp_path):
+    """The first step draws and scores the same; only the loss differs."""
+    tokens, sequences = (
+        train_here("scratch", settings, demo_model, demo_data, tmp_path / kind, loss_type=kind, steps=1).loc[0]
+        for kind in ("dapo", "grpo")
+    )
+    assert tokens["reward"] == sequences["reward"] and tokens["advantage_std"] > 0
+    assert abs(tokens["loss"]) > 1e-4 > 1e-6 > abs(sequences["loss"])  # advantages of a group add up to 0
+
+
+# Bad input
+
+
+def failing(monkeypatch, trainer, reward, every):
+    """Let every n-th call of the grader do what `reward` does."""
+    module, name = {"scratch": (scratch, "total_reward"), "trl": (trainer_module("trl"), "score_correct")}[trainer]
+    sound, calls = getattr(module, name), itertools.count(1)
+    monkeypatch.setattr(module, name, lambda *args: sound(*args) if next(calls) % every else reward())
+
+
+def raising():
+    raise ZeroDivisionError("division by zero")
+
+
+FAULTS = {
+    "raises": (raising, "ZeroDivisionError: division by zero"),
+    "None": (lambda: None, "the reward is None"),
+    "NaN": (lambda: float("nan"), "the reward is nan"),
+}
+
+
+@pytest.mark.parametrize("trainer", MODULES)
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_reward_that_fails_now_and_then_is_counted_and_named(
+    trainer, settings, demo_model, demo_data, tmp_path, monkeypatch, capsys, fault
+):
+    reward, said = FAULTS[fault]
+    failing(monkeypatch, trainer, reward, every=24)
+    rows = train_here(trainer, settings, demo_model, demo_data, tmp_path, prompts_per_step=6, steps=2)
+    assert rows["bad_rewards"].tolist() == [1, 1]  # of 24
+    assert np.isfinite(rows[["reward", "loss", "grad_norm"]].to_numpy()).all()
+    assert re.search(
+        rf"rewards: 1 of 24 completions got no reward; a completion of train-\d+: {said}", capsys.readouterr().out
+    )
+
+
+@pytest.mark.parametrize("trainer", MODULES)
+def test_rewards_that_fail_too_often_end_the_run(trainer, settings, demo_model, demo_data, tmp_path, monkeypatch):
+    failing(monkeypatch, trainer, raising, every=8)
+    with pytest.raises(RewardError, match=r"2 of 16 completions got no reward; .*More than 5% of a step"):
+        train_here(trainer, settings, demo_model, demo_data, tmp_path)
+
+
+def test_a_step_without_any_difference_in_reward_is_skipped_and_said(
+    settings, demo_model, demo_data, tmp_path, monkeypatch, capsys
+):
+    """TRL updates all the same, and AdamW's momentum then moves the weights."""
+    equal = {"total": 1.0, "correct": 1.0, "format": 0.0, "truncated": False}
+    monkeypatch.setattr(scratch, "total_reward", lambda *args: equal)
+    rows = train_here("scratch", settings, demo_model, demo_data, tmp_path, steps=2)
+    assert rows["skipped"].tolist() == [1, 1] and rows["degenerate_groups"].tolist() == [1.0, 1.0]
+    assert rows["weights_moved"].tolist() == rows["grad_norm"].tolist() == rows["loss"].tolist() == [0.0, 0.0]
+    assert rows["entropy"].notna().all() and rows["logprob_difference"].max() < 1e-4  # still measured
+    said = capsys.readouterr().out
+    assert "step    1  the completions of each question all earned the same" in said
+    assert "step    1  no completion has a gradient: the weights stay as they are" in said
+    start, trained = (AutoModelForCausalLM.from_pretrained(path) for path in (demo_model, tmp_path / "model"))
+    assert all(torch.equal(p, start.get_parameter(name)) for name, p in trained.named_parameters())
+
+
+@pytest.mark.parametrize("trainer", MODULES)
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_step_of_truncated_completions_is_finite_and_said(
+    trainer, settings, demo_model, demo_data, tmp_path, capsys, masked
+):
+    changes = {"max_completion_tokens": 1, "evaluate_every": 0, "mask_truncated_completions": masked}
+    rows = train_here(trainer, settings, demo_model, demo_data, tmp_path, **changes)
+    assert (rows["truncated_share"] == 1).all()
+    assert np.isfinite(rows[["loss", "grad_norm"]].to_numpy()).all()
+    assert "every completion was cut at max_completion_tokens, so few can be right; raise it" in capsys.readouterr().out
 
 
 def test_training_on_a_changed_model_is_refused(settings, demo_model, demo_data, tmp_path):

@@ -1,20 +1,23 @@
 """The mathematics of GRPO: advantages, log-probs, loss. Pure functions on tensors.
 
 Names and conventions follow TRL's GRPOTrainer, so that the two runs can be held against each other; where a formula
-comes from a paper, its docstring says which.
+comes from a paper, its docstring says which. `tests/test_grpo.py` compares each with TRL's own numbers.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
-from torch.distributions import Categorical
-from transformers import PreTrainedModel
+from torch.utils.checkpoint import checkpoint
 
 from scripts.grpo_scratch.rollout import Sample
+from scripts.lora import causal_model
 
-ADVANTAGE_EPSILON = 1e-4  # keeps a group of equal rewards finite; TRL's value
+if TYPE_CHECKING:
+    from scripts.lora import Model
+
+ADVANTAGE_EPSILON = 1e-4  # keeps a group of nearly equal rewards finite; TRL's value
+LOGITS_AT_ONCE = 2**27  # numbers; 0.5 GiB in fp32
 
 
 @dataclass
@@ -29,6 +32,8 @@ class Batch:
     completion_mask: torch.Tensor  # (B, T) bool: token t + 1 belongs to the completion
     sampler_logprobs: torch.Tensor  # (B, T) fp32, 0 outside the completion
     advantages: torch.Tensor  # (B,) fp32
+    old_logprobs: torch.Tensor | None = None  # (B, T) fp32; None: those of the policy in hand
+    reference_logprobs: torch.Tensor | None = None  # (B, T) fp32; None: no KL
 
 
 def collate(samples: list[Sample], advantages: torch.Tensor, pad_id: int, device: torch.device) -> Batch:
@@ -48,104 +53,236 @@ def collate(samples: list[Sample], advantages: torch.Tensor, pad_id: int, device
     return Batch(*(t.to(device) for t in batch))
 
 
+def micro_batches(
+    samples: list[Sample], advantages: torch.Tensor, max_tokens: int, pad_id: int, device: torch.device
+) -> list[Batch]:
+    """Cut samples with their advantages (B,) into batches of at most `max_tokens` tokens, padding included.
+
+    Short sequences go together, which saves padding. So do those without an advantage: they have no gradient, and a
+    batch of nothing else needs no backward pass. A sequence longer than `max_tokens` makes a batch of its own.
+    """
+
+    def kind(i: int) -> tuple[bool, int]:
+        return bool(advantages[i] == 0), len(samples[i].prompt_ids) + len(samples[i].completion.token_ids)
+
+    chunks: list[list[int]] = []
+    for i in sorted(range(len(samples)), key=kind):
+        idle, length = kind(i)  # the longest so far
+        if not chunks or kind(chunks[-1][0])[0] != idle or (len(chunks[-1]) + 1) * length > max_tokens:
+            chunks.append([])
+        chunks[-1].append(i)
+    return [collate([samples[i] for i in chunk], advantages[chunk], pad_id, device) for chunk in chunks]
+
+
 def group_advantages(rewards: torch.Tensor, scale_rewards: str = "group") -> torch.Tensor:
     """Step 3: how much better each completion is than its group, (P, G) rewards -> (P, G) advantages.
 
     A = (r - mean_group(r)) / (std(r) + 1e-4), DeepSeekMath (arXiv:2402.03300) section 4.1.2; the unbiased std and 1e-4
     as TRL's. `scale_rewards` takes the std over the `group`, over the whole `batch` (arXiv:2508.08221), or leaves the
     division out with `none` (Dr. GRPO, arXiv:2503.20783).
+
+    A group of equal rewards gets exactly 0. (TRL leaves it what rounding makes of 0.1 - mean(0.1, ...): up to 1e-4.)
     """
-    centered = rewards - rewards.mean(dim=1, keepdim=True)
+    centered = (rewards - rewards.mean(dim=1, keepdim=True)).masked_fill(degenerate(rewards)[:, None], 0.0)
     if scale_rewards == "none":
         return centered
     std = rewards.std(dim=1, keepdim=True) if scale_rewards == "group" else rewards.std()
     return centered / (std + ADVANTAGE_EPSILON)
 
 
-def sequence_logprobs(model: PreTrainedModel, batch: Batch, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
+def degenerate(rewards: torch.Tensor) -> torch.Tensor:
+    """Which groups have equal rewards throughout, so that nothing can be learned from them: (P, G) -> (P,) bool."""
+    return rewards.amax(dim=1) == rewards.amin(dim=1)
+
+
+def sequence_logprobs(model: "Model", batch: Batch, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-probs of the completion tokens and the entropy of the distributions they were drawn from, in nats.
 
     Returns:
         (B, T) fp32 log-probs with gradient and (B, T) fp32 entropies without, both 0 outside the completion. Logits are
         divided by the sampling temperature, as TRL does, so that they describe the distribution that was sampled.
     """
-    hidden = model.base_model(batch.input_ids, attention_mask=batch.attention_mask).last_hidden_state  # (B, T + 1, H)
+    causal = causal_model(model)
+    hidden = causal.base_model(batch.input_ids, attention_mask=batch.attention_mask).last_hidden_state  # (B, T + 1, H)
     mask = batch.completion_mask
-    # Only the N completion tokens meet the vocabulary: logits are by far the largest tensor here.
-    logits = model.lm_head(hidden[:, :-1][mask]).float().div_(temperature)  # (N, V)
-    chosen = -F.cross_entropy(logits, batch.input_ids[:, 1:][mask], reduction="none")  # (N,)
-    # In pieces, because p log p of all tokens at once would take as much memory again as the logits.
-    entropy = torch.cat([Categorical(logits=piece).entropy() for piece in logits.detach().split(1024)])  # (N,)
+    # Only the N completion tokens meet the vocabulary.
+    chosen, entropy = token_logprobs(
+        causal.get_output_embeddings(), hidden[:, :-1][mask], batch.input_ids[:, 1:][mask], temperature
+    )
     zeros = torch.zeros(mask.shape, device=mask.device)
     return zeros.masked_scatter(mask, chosen), zeros.masked_scatter(mask, entropy)
 
 
-def importance_weights(logprobs: torch.Tensor, batch: Batch, mode: str, cap: float) -> torch.Tensor:
-    """Weights that correct for sampling with another engine than the one that is trained.
+def token_logprobs(
+    head: torch.nn.Module, hidden: torch.Tensor, targets: torch.Tensor, temperature: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(N, H) hidden states and (N,) tokens -> (N,) log-probs of the tokens and (N,) entropies, fp32.
 
-    The ratio trainer / sampler of each token, or of the whole sequence, is cut at `cap` (truncate) or set to 0 above it
-    (mask). TRL: `vllm_importance_sampling_mode`; Yao et al. 2025, "Your efficient RL framework secretly brings you
-    off-policy RL training".
-
-    Returns:
-        (B, T) for the token modes, (B, 1) for the sequence modes and for `none`; no gradient.
+    The (N, V) logits would be by far the largest tensor of a step (64 x 512 tokens x 150,000 words: 18 GiB), so they
+    are made piece by piece, and made again for the backward pass.
     """
-    log_ratio = (logprobs.detach() - batch.sampler_logprobs) * batch.completion_mask  # (B, T)
+
+    def of_piece(hidden: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        logprobs = (head(hidden).float() / temperature).log_softmax(-1)  # (n, V)
+        everything = logprobs.detach()
+        entropy = -(everything.exp() * everything).sum(-1)  # (n,)
+        return logprobs.gather(-1, targets[:, None]).squeeze(-1), entropy
+
+    size = max(1, LOGITS_AT_ONCE // head.get_parameter("weight").shape[0])
+    pieces = [
+        checkpoint(of_piece, h, t, use_reentrant=False, preserve_rng_state=False)
+        for h, t in zip(hidden.split(size), targets.split(size), strict=True)
+    ]
+    chosen, entropy = zip(*pieces, strict=True)
+    return torch.cat(chosen), torch.cat(entropy)
+
+
+class Mismatch(NamedTuple):
+    """How far the sampler's log-probs lie from the old policy's, raw, and the weights that make up for it."""
+
+    weights: torch.Tensor  # (B, T), or (B, 1) for the sequence modes and for `none`
+    ratio: torch.Tensor  # likewise: before the cap
+    difference: torch.Tensor  # (B, T) nats, |old policy - sampler|
+    kl: torch.Tensor  # (B, T) nats, k3 estimate of KL(sampler || old policy)
+
+
+def sampler_mismatch(
+    old_logprobs: torch.Tensor, sampler_logprobs: torch.Tensor, mask: torch.Tensor, mode: str, cap: float
+) -> Mismatch:
+    """Compare the policy with the engine that sampled for it, and weigh the samples accordingly.
+
+    The importance ratio old policy / sampler of each token, or of the whole sequence, is cut at `cap` (truncate) or set
+    to 0 above it (mask). TRL: `vllm_importance_sampling_mode`; Yao et al. 2025, "Your efficient RL framework secretly
+    brings you off-policy RL training". `none` weighs everything 1.
+
+    Args:
+        old_logprobs, sampler_logprobs: (B, T) fp32; no gradient flows.
+        mask: (B, T) bool, the completion tokens.
+        mode: none, token_truncate, token_mask, sequence_truncate or sequence_mask.
+    """
+    log_ratio = (old_logprobs.detach() - sampler_logprobs) * mask  # (B, T)
+    whole = log_ratio.sum(1, keepdim=True) if mode.startswith("sequence") else log_ratio
+    ratio = whole.exp()
     if mode == "none":
-        return torch.ones_like(log_ratio[:, :1])
-    level, cut = mode.split("_")
-    ratio = (log_ratio.sum(1, keepdim=True) if level == "sequence" else log_ratio).exp()
-    return ratio.clamp(max=cap) if cut == "truncate" else ratio.masked_fill(ratio > cap, 0.0)
+        weights = torch.ones_like(ratio[:, :1])
+    elif mode.endswith("truncate"):
+        weights = ratio.clamp(max=cap)
+    else:
+        weights = ratio.masked_fill(ratio > cap, 0.0)
+    return Mismatch(weights, ratio, log_ratio.abs(), kl_estimate(sampler_logprobs, old_logprobs.detach(), "k3") * mask)
 
 
-def kl_estimate(logprobs: torch.Tensor, reference_logprobs: torch.Tensor) -> torch.Tensor:
-    """(B, T) estimate of KL(policy || reference) a token: exp(d) - d - 1 with d = reference - policy.
+def kl_estimate(logprobs: torch.Tensor, reference_logprobs: torch.Tensor, estimator: str) -> torch.Tensor:
+    """(B, T) estimate of KL(policy || reference) a token, from tokens that the policy drew; d = policy - reference.
 
-    Schulman's k3 (joschu.net/blog/kl-approx.html), DeepSeekMath equation 4; never negative, unbiased.
+    Schulman's estimators (joschu.net/blog/kl-approx.html): `k1` = d, unbiased and noisy; `k2` = d^2 / 2, biased and
+    quiet; `k3` = exp(-d) - 1 + d, unbiased, never negative (DeepSeekMath equation 4; the one that TRL has).
+    As a loss, k1 has a gradient of 0 on average unless it is multiplied by the importance ratio.
     """
-    difference = reference_logprobs - logprobs
-    return difference.exp() - difference - 1
+    difference = logprobs - reference_logprobs
+    if estimator == "k1":
+        return difference
+    if estimator == "k2":
+        return difference.square() / 2
+    return (-difference).exp() - 1 + difference
+
+
+def importance_ratio(
+    logprobs: torch.Tensor, old_logprobs: torch.Tensor, mask: torch.Tensor, level: str
+) -> torch.Tensor:
+    """Policy / old policy, of each token (B, T), or one for each sequence (B, 1).
+
+    `token`: exp(log pi - log pi_old), PPO's. `sequence`: its geometric mean over the completion, GSPO
+    (arXiv:2507.18071, equation 7). TRL: `importance_sampling_level`.
+    """
+    log_ratio = logprobs - old_logprobs
+    if level == "sequence":
+        log_ratio = (log_ratio * mask).sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1)
+    return log_ratio.exp()
+
+
+def clipped_objective(
+    ratio: torch.Tensor, advantages: torch.Tensor, epsilon: float, epsilon_high: float, delta: float | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """min(rho A, clip(rho, 1 - epsilon, 1 + epsilon_high) A), and where the clip took the gradient away (bool).
+
+    PPO (arXiv:1707.06347, equation 7) with DAPO's higher upper bound (arXiv:2503.14476, equation 10). Where A < 0 the
+    ratio has no upper bound there; `delta` sets one (INTELLECT-2, arXiv:2505.07291), TRL: `delta`.
+
+    Args:
+        ratio: (B, T) or (B, 1).
+        advantages: (B, 1).
+    """
+    within = ratio.clamp(1 - epsilon, 1 + epsilon_high)
+    bounded = ratio if delta is None else ratio.clamp(max=delta)
+    too_low = (bounded < 1 - epsilon) & (advantages < 0)
+    too_high = (bounded > 1 + epsilon_high) & (advantages > 0)
+    return torch.min(bounded * advantages, within * advantages), too_low | too_high
+
+
+def cispo_objective(
+    ratio: torch.Tensor, advantages: torch.Tensor, logprobs: torch.Tensor, epsilon_high: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """min(rho, epsilon_high) A log pi without a gradient through the ratio, and where the cap was met (bool).
+
+    CISPO (MiniMax-M1, arXiv:2506.13585, equation 4): no token loses its gradient, it only weighs less. `epsilon_high`
+    is the cap on the ratio itself, as in TRL (ScaleRL, arXiv:2510.13786, takes 5).
+    """
+    capped = ratio.clamp(max=epsilon_high).detach()
+    return capped * advantages * logprobs, (ratio > epsilon_high) & (advantages > 0)
+
+
+class Terms(NamedTuple):
+    """What the loss was made of, for the metrics. Without gradient; (B, 1) where the setting speaks of sequences."""
+
+    ratio: torch.Tensor  # (B, T) or (B, 1)
+    clipped: torch.Tensor  # bool, likewise
+    mismatch: Mismatch
+    kl: torch.Tensor | None  # (B, T) to the reference, before the importance ratio
 
 
 def grpo_loss(
-    logprobs: torch.Tensor,
-    old_logprobs: torch.Tensor,
-    batch: Batch,
-    settings: Any,
-    sequences: int,
-    tokens: int,
-    importance: torch.Tensor,
-    kl: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    logprobs: torch.Tensor, batch: Batch, settings: Any, sequences: int, tokens: int
+) -> tuple[torch.Tensor, Terms]:
     """Step 4: this micro-batch's part of the step's loss; the parts of all micro-batches add up to it.
 
-    A token's loss is -min(rho A, clip(rho, 1 - epsilon, 1 + epsilon_high) A) with rho = exp(logprobs - old_logprobs):
-    PPO's clipped objective (arXiv:1707.06347, equation 7) with DAPO's higher upper bound (arXiv:2503.14476, equation
-    10), times the `importance` weights, plus beta KL (DeepSeekMath, equation 3).
+    A token's loss is the negative objective (`clipped_objective`, or `cispo_objective`) times the weight that corrects
+    for the sampler (`sampler_mismatch`), plus beta KL (DeepSeekMath, equation 3);
+    `token_share` says how much it counts in the mean over the step.
 
     Args:
-        logprobs, old_logprobs: (B, T) fp32, of the policy in training and of the policy that the batch was drawn from.
-        settings: epsilon, epsilon_high, beta, loss_type, max_completion_tokens.
+        logprobs: (B, T) fp32 with gradient, of the policy in training.
+        settings: the grpo section.
         sequences, tokens: completions and completion tokens in the whole step.
-        importance: (B, T) or (B, 1), from `importance_weights`.
-        kl: (B, T) from `kl_estimate`, needed where beta is above 0.
 
     Returns:
-        The loss (scalar) and (B, T) bool: where the clip took the gradient away.
+        The loss (scalar), and what it was made of.
     """
-    ratio = (logprobs - old_logprobs).exp()  # (B, T)
+    mask = batch.completion_mask
+    # As long as one update follows each batch, the old policy is the one in hand and the ratio is exactly 1.
+    old = logprobs.detach() if batch.old_logprobs is None else batch.old_logprobs
+    ratio = importance_ratio(logprobs, old, mask, settings.importance_level)
     advantages = batch.advantages[:, None]  # (B, 1)
-    clipped = ratio.clamp(1 - settings.epsilon, 1 + settings.epsilon_high)
-    losses = -torch.min(ratio * advantages, clipped * advantages) * importance  # (B, T)
-    if kl is not None:
-        # TRL multiplies the KL by the ratio (use_bias_correction_kl), which makes its gradient unbiased
-        # (DeepSeek-V3.2, arXiv:2512.02556).
-        losses = losses + settings.beta * kl * ratio
-    share = token_share(batch.completion_mask, settings.loss_type, sequences, tokens, settings.max_completion_tokens)
-    loss = (losses * share * batch.completion_mask).sum()
-    too_low = (ratio < 1 - settings.epsilon) & (advantages < 0)
-    too_high = (ratio > 1 + settings.epsilon_high) & (advantages > 0)
-    return loss, (too_low | too_high) & batch.completion_mask
+    if settings.loss_type == "cispo":
+        objective, clipped = cispo_objective(ratio, advantages, logprobs, settings.epsilon_high)
+    else:
+        objective, clipped = clipped_objective(
+            ratio, advantages, settings.epsilon, settings.epsilon_high, settings.delta
+        )
+    mismatch = sampler_mismatch(
+        old, batch.sampler_logprobs, mask, settings.importance_correction, settings.importance_cap
+    )
+    losses = -objective * mismatch.weights
+    kl = None
+    if batch.reference_logprobs is not None:
+        kl = kl_estimate(logprobs, batch.reference_logprobs, settings.kl_estimator)
+        # Multiplied by the ratio, the KL's gradient is unbiased (DeepSeek-V3.2, arXiv:2512.02556);
+        # TRL: use_bias_correction_kl.
+        losses = losses + settings.beta * (kl * ratio if settings.kl_bias_correction else kl)
+        kl = kl.detach()
+    share = token_share(mask, settings.loss_type, sequences, tokens, settings.max_completion_tokens)
+    loss = (losses * share * mask).sum()
+    return loss, Terms(ratio.detach(), clipped, mismatch, kl)
 
 
 def token_share(
@@ -153,9 +290,9 @@ def token_share(
 ) -> torch.Tensor:
     """How much each token counts in the mean over the step, as (B, 1) fp32.
 
-    `grpo` averages the tokens of a completion, then the completions (DeepSeekMath equation 3); `dapo` and `bnpo`
-    average all tokens of the step (DAPO equation 10; TRL's bnpo averages each micro-batch by itself); `dr_grpo` divides
-    by the longest allowed length, so that length is neither rewarded nor punished (arXiv:2503.20783).
+    `grpo` averages the tokens of a completion, then the completions (DeepSeekMath equation 3); `dapo`, `cispo` and
+    `bnpo` average all tokens of the step (DAPO equation 10; TRL's bnpo averages each micro-batch by itself); `dr_grpo`
+    divides by the longest allowed length, so that length is neither rewarded nor punished (arXiv:2503.20783).
     """
     if loss_type == "grpo":
         return 1 / (mask.sum(1, keepdim=True).clamp(min=1) * sequences)

@@ -32,6 +32,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from scripts.lora import named_weights
 from scripts.prepared import ModelFilesError
 from scripts.prompts import prompt_text
 from scripts.settings import SettingsError
@@ -136,9 +137,9 @@ def rollout(
 def sync_weights_to_vllm(model: torch.nn.Module, engine: Engine) -> None:
     """Step 5: push the trainer's weights into the engine, which casts them to its own dtype.
 
-    `named_parameters` yields a tied head once, as the engine expects it.
+    A tied head goes along once, as the engine expects it, and LoRA adapters merged into their matrices.
     """
-    engine.load_weights((name, parameter.detach()) for name, parameter in model.named_parameters())
+    engine.load_weights(named_weights(model))
 
 
 class VLLMEngine:

@@ -4,9 +4,9 @@ python -m scripts.grpo_scratch.train --run scratch --model models/demo --data da
 """
 
 import copy
-from collections.abc import Iterator
+import warnings
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, get_scheduler
@@ -15,20 +15,25 @@ from scripts.cli import errors_for_people, run_arguments
 from scripts.grpo_scratch.grpo import (
     ADVANTAGE_EPSILON,
     Batch,
-    collate,
+    Terms,
+    degenerate,
     group_advantages,
     grpo_loss,
-    importance_weights,
-    kl_estimate,
+    micro_batches,
     sequence_logprobs,
 )
 from scripts.grpo_scratch.rewards import total_reward
 from scripts.grpo_scratch.rollout import Engine, Sample, Sampling, build_engine, rollout, sync_weights_to_vllm
-from scripts.prepared import read_rows, verify
+from scripts.lora import has_adapters, lora_config, trainable, whole
+from scripts.prepared import ModelFilesError, read_rows, verify
 from scripts.prompts import longest_sequence
-from scripts.run_record import Clock, RunRecord, prompts_digest, step_questions
+from scripts.run_record import Clock, RunRecord, WeightsMoved, prompts_digest, step_questions
+from scripts.scoring import Scoring
 from scripts.settings import namespace
 from scripts.validation import Validation
+
+if TYPE_CHECKING:
+    from scripts.lora import Model
 
 
 def train(settings: dict[str, Any], model_dir: Path, data_dir: Path, out: Path, tracking: str) -> None:
@@ -37,7 +42,6 @@ def train(settings: dict[str, Any], model_dir: Path, data_dir: Path, out: Path, 
     cfg, instruction = run.grpo, run.prompt.instruction
     sequences = cfg.prompts_per_step * cfg.group_size
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    torch.manual_seed(cfg.seed)
 
     verify(model_dir)
     questions = read_rows(data_dir / "train.jsonl")
@@ -47,18 +51,13 @@ def train(settings: dict[str, Any], model_dir: Path, data_dir: Path, out: Path, 
         model_dir, tokenizer, questions + validation.questions, instruction, cfg.max_completion_tokens
     )
     engine = build_engine(model_dir, run.engine, longest, sequences, cfg.precision, cfg.seed)
-    # The weights that learn stay fp32: at these learning rates bf16 would round almost every update away.
-    model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32).to(device)
-    reference = copy.deepcopy(model) if cfg.beta > 0 else None
-    if cfg.gradient_checkpointing:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
-        model.train()  # transformers checkpoints in training mode only
-    optimizer = torch.optim.AdamW(model.parameters(), lr=cfg.learning_rate, weight_decay=0.0, fused=True)
-    schedule = get_scheduler(cfg.lr_schedule, optimizer, cfg.warmup_steps, cfg.steps)
+    model, reference = build_policy(model_dir, cfg, device)
+    optimizer = torch.optim.AdamW(trainable(model), lr=cfg.learning_rate, weight_decay=0.0, fused=True)
+    updates = cfg.updates_per_batch
+    schedule = get_scheduler(cfg.lr_schedule, optimizer, cfg.warmup_steps * updates, cfg.steps * updates)
     autocast = torch.autocast(device.type, torch.bfloat16, enabled=cfg.precision == "bf16")
 
-    record, clock = RunRecord(out, settings, tracking), Clock()
-    weights = settings["grpo"]["reward_weights"]
+    record, clock, scoring, moved = RunRecord(out, settings, tracking), Clock(), Scoring(), WeightsMoved(model)
     sampling = Sampling(cfg.group_size, cfg.max_completion_tokens, cfg.temperature, cfg.top_p, cfg.top_k)
     draws = step_questions(len(questions), cfg.prompts_per_step, cfg.steps, cfg.seed)
     for step, draw in enumerate(draws, start=1):
@@ -68,102 +67,172 @@ def train(settings: dict[str, Any], model_dir: Path, data_dir: Path, out: Path, 
 
         # 2. Score each completion, in plain Python.
         with clock("reward"):
-            scores = [total_reward(s.text, s.question["gold"], s.completion.truncated, weights) for s in samples]
-            rewards = torch.tensor([score["total"] for score in scores]).view(-1, cfg.group_size)  # (P, G)
+            scores = [score(sample, settings["grpo"]["reward_weights"], scoring) for sample in samples]
+            rewards = torch.tensor([earned["total"] for earned in scores]).view(-1, cfg.group_size)  # (P, G)
+            bad_rewards = scoring.take(len(samples))
 
         # 3. Compare: how much better is each completion than its group?
         advantages = group_advantages(rewards, cfg.scale_rewards)  # (P, G)
 
         # 4. Update: forward, loss and backward micro-batch by micro-batch, then one step of the optimizer.
         with clock("train"):
-            tokens = sum(len(s.completion.token_ids) for s in samples)
-            loss, means = 0.0, Means()
-            for batch in micro_batches(samples, advantages.flatten(), cfg.micro_batch_size, tokenizer, device):
-                with autocast:
-                    logprobs, entropy = sequence_logprobs(model, batch, cfg.temperature)  # (B, T)
-                    kl = None if reference is None else kl_to(reference, logprobs, batch, cfg.temperature)  # (B, T)
-                # One update follows each batch, so the old policy is the one in hand and the ratio is exactly 1.
-                old_logprobs = logprobs.detach()
-                importance = importance_weights(logprobs, batch, cfg.importance_correction, cfg.importance_cap)
-                part, clipped = grpo_loss(logprobs, old_logprobs, batch, cfg, sequences, tokens, importance, kl)
-                part.backward()
-                loss += part.item()
-                means.add(batch, logprobs.detach(), old_logprobs, entropy, clipped, importance, kl)
-            grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), cfg.max_grad_norm).item()
-            learning_rate = schedule.get_last_lr()[0]
-            optimizer.step()
-            schedule.step()
-            optimizer.zero_grad()
+            kept = [i for i, s in enumerate(samples) if not (cfg.mask_truncated_completions and s.completion.truncated)]
+            tokens = sum(len(samples[i].completion.token_ids) for i in kept)
+            batches = micro_batches(
+                [samples[i] for i in kept],
+                advantages.flatten()[kept],
+                cfg.max_tokens_per_micro_batch,
+                tokenizer.pad_token_id,
+                device,
+            )
+            with autocast, torch.no_grad():
+                for batch in batches:
+                    batch.old_logprobs = old_logprobs(model, batch, cfg)
+                    batch.reference_logprobs = reference_logprobs(model, reference, batch, cfg)
+            skipped = not any(learns(batch, cfg) for batch in batches)
+            means, grad_norm = Means(), 0.0
+            for _ in range(updates):
+                for batch in batches:
+                    with autocast, torch.set_grad_enabled(learns(batch, cfg)):
+                        logprobs, entropy = sequence_logprobs(model, batch, cfg.temperature)  # (B, T)
+                    loss, terms = grpo_loss(logprobs, batch, cfg, sequences, tokens)
+                    if learns(batch, cfg):
+                        loss.backward()
+                    means.add(batch, entropy, loss, terms)
+                learning_rate = schedule.get_last_lr()[0]
+                if not skipped:  # even without a gradient, AdamW's momentum would move the weights
+                    grad_norm = torch.nn.utils.clip_grad_norm_(trainable(model), cfg.max_grad_norm).item()
+                    moved.remember()
+                    optimizer.step()
+                    moved.compare()
+                    optimizer.zero_grad()
+                schedule.step()
 
         # 5. Push the new weights into the engine.
         with clock("push"):
             if cfg.sync_every and step % cfg.sync_every == 0:
                 sync_weights_to_vllm(model, engine)
 
-        measured = {"step": step, "loss": loss, "grad_norm": grad_norm, "learning_rate": learning_rate}
+        measured = {"step": step, "grad_norm": grad_norm, "learning_rate": learning_rate, "bad_rewards": bad_rewards}
+        measured |= {"skipped": int(skipped), "weights_moved": 0.0 if skipped else moved.share}
         if validation.due(step):
             with clock.stopped():
                 measured["validation_accuracy"] = validation.accuracy(engine)
-        log(record, cfg, samples, scores, rewards, advantages, {**measured, **means.columns(cfg), **clock.take()})
+        log(record, cfg, samples, scores, rewards, advantages, measured | means.columns(cfg) | clock.take())
 
     values = used(cfg, model, optimizer, engine)
-    record.finish("scripts.grpo_scratch.train", values, {}, model, tokenizer, model_dir, data_dir)
+    record.finish("scripts.grpo_scratch.train", values, {}, whole(model), tokenizer, model_dir, data_dir)
 
 
-def micro_batches(
-    samples: list[Sample], advantages: torch.Tensor, size: int, tokenizer: Any, device: torch.device
-) -> Iterator[Batch]:
-    """The step's samples with their advantages (B,) in batches of `size`, short ones together to save padding."""
-    by_length = sorted(range(len(samples)), key=lambda i: len(samples[i].prompt_ids + samples[i].completion.token_ids))
-    for start in range(0, len(samples), size):
-        chosen = by_length[start : start + size]
-        yield collate([samples[i] for i in chosen], advantages[chosen], tokenizer.pad_token_id, device)
+def build_policy(model_dir: Path, cfg: Any, device: torch.device) -> tuple["Model", PreTrainedModel | None]:
+    """The model that learns, and a copy that stays: the KL's reference, where one is asked for.
+
+    With LoRA the model itself stays as it was, so it needs no copy.
+    """
+    model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=DTYPES[cfg.weights_dtype]).to(device)
+    for name in ("final_logit_softcapping", "logits_scaling", "logit_scale"):
+        if getattr(model.config, name, None) not in (None, 1.0):
+            raise ModelFilesError(
+                f"{model_dir}: this architecture changes its logits ({name}), which the hand-written log-probs leave "
+                "out; take a model without it"
+            )
+    reference = copy.deepcopy(model) if cfg.beta > 0 and not cfg.lora_rank else None
+    if cfg.weights_dtype == "bf16" and not cfg.lora_rank:
+        warnings.warn(
+            f"weights_dtype: bf16 rounds an update away where it is less than 1/256 of the weight; at learning rate "
+            f"{cfg.learning_rate:g} most are. weights_moved in metrics.csv is the share that an update really changes",
+            stacklevel=1,
+        )
+    if cfg.lora_rank:
+        from peft import get_peft_model
+
+        torch.manual_seed(cfg.seed)
+        model = get_peft_model(model, lora_config(cfg.lora_rank, cfg.lora_alpha))
+    if cfg.gradient_checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+        model.train()  # transformers checkpoints in training mode only
+    return model, reference
 
 
-def kl_to(reference: PreTrainedModel, logprobs: torch.Tensor, batch: Batch, temperature: float) -> torch.Tensor:
-    """(B, T) KL estimate of the policy to `reference`, with gradient through the policy's `logprobs` only."""
-    with torch.no_grad():
-        reference_logprobs, _ = sequence_logprobs(reference, batch, temperature)
-    return kl_estimate(logprobs, reference_logprobs)
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+def score(sample: Sample, weights: dict[str, float], scoring: Scoring) -> dict[str, Any]:
+    """What a sample earns, or nothing where its reward fails; see `total_reward`."""
+    truncated = sample.completion.truncated
+    return scoring.checked(
+        f"a completion of {sample.question['id']}",
+        lambda: total_reward(sample.text, sample.question["gold"], truncated, weights),
+        nothing={"total": 0.0, "correct": 0.0, "format": 0.0, "truncated": truncated},
+    )
+
+
+def learns(batch: Batch, cfg: Any) -> bool:
+    """Whether a micro-batch has a gradient: without a KL, groups of equal rewards have none."""
+    return cfg.beta > 0 or bool(batch.advantages.any())
+
+
+def old_logprobs(model: "Model", batch: Batch, cfg: Any) -> torch.Tensor | None:
+    """(B, T) log-probs of the policy that the batch was drawn from, or None: those of the first forward pass."""
+    if cfg.old_logprobs == "recompute":
+        return sequence_logprobs(model, batch, cfg.temperature)[0]
+    return batch.sampler_logprobs if cfg.old_logprobs == "sampler" else None
+
+
+def reference_logprobs(
+    model: "Model", reference: PreTrainedModel | None, batch: Batch, cfg: Any
+) -> torch.Tensor | None:
+    """(B, T) log-probs of the start model: of the copy, or of the model itself with its adapter off; None at beta 0."""
+    if reference is not None:
+        return sequence_logprobs(reference, batch, cfg.temperature)[0]
+    if cfg.beta > 0 and has_adapters(model):
+        with model.disable_adapter():
+            return sequence_logprobs(model, batch, cfg.temperature)[0]
+    return None
 
 
 class Means:
     """Means over the completion tokens of a step, gathered micro-batch by micro-batch."""
 
     def __init__(self) -> None:
-        self._sums: dict[str, float] = {}
-        self._counts: dict[str, int] = {}
+        self._sums: dict[str, torch.Tensor] = {}
+        self._counts: dict[str, torch.Tensor] = {}
+        self._losses: list[torch.Tensor] = []
+        self._ratios: list[torch.Tensor] = []
 
-    def add(
-        self,
-        batch: Batch,
-        logprobs: torch.Tensor,
-        old_logprobs: torch.Tensor,
-        entropy: torch.Tensor,
-        clipped: torch.Tensor,
-        importance: torch.Tensor,
-        kl: torch.Tensor | None,
-    ) -> None:
-        """Take in a micro-batch; all tensors are (B, T), but importance weights of whole sequences are (B, 1)."""
-        mask = batch.completion_mask
-        self._take("entropy", entropy, mask)
-        self._take("clip_fraction", clipped.float(), mask)
-        self._take("ratio_mean", (logprobs - old_logprobs).exp(), mask)
-        self._take("logprob_difference", (logprobs - batch.sampler_logprobs).abs(), mask)
-        self._take(
-            "correction_mean", importance, mask if importance.shape == mask.shape else torch.ones_like(importance)
-        )
-        if kl is not None:
-            self._take("kl", kl.detach(), mask)
-
-    def _take(self, name: str, values: torch.Tensor, mask: torch.Tensor) -> None:
-        self._sums[name] = self._sums.get(name, 0.0) + values[mask.bool()].sum().item()
-        self._counts[name] = self._counts.get(name, 0) + int(mask.sum())
+    def add(self, batch: Batch, entropy: torch.Tensor, loss: torch.Tensor, terms: Terms) -> None:
+        """Take in a micro-batch: its (B, T) entropy, its part of the loss, and what that was made of."""
+        weights, ratio, difference, kl_sampler = terms.mismatch
+        values = {
+            "entropy": entropy,
+            "clip_fraction": terms.clipped.float(),
+            "ratio_mean": terms.ratio,
+            "logprob_difference": difference,
+            "kl_sampler": kl_sampler,
+            "correction_mean": weights,
+            "corrected_share": (weights != ratio).float(),
+            "kl": terms.kl,
+        }
+        for name, value in values.items():
+            if value is not None:
+                # values of whole sequences, (B, 1), are averaged over sequences
+                mask = batch.completion_mask if value.shape == batch.completion_mask.shape else torch.ones_like(value)
+                self._sums[name] = self._sums.get(name, 0) + (value * mask).sum()
+                self._counts[name] = self._counts.get(name, 0) + mask.sum()
+        self._losses.append(loss.detach())
+        self._ratios.append(ratio.max())
 
     def columns(self, cfg: Any) -> dict[str, float]:
         """The columns of metrics.csv; without those that the settings leave without meaning."""
-        unused = {"correction_mean"} if cfg.importance_correction == "none" else set()
-        return {k: total / max(self._counts[k], 1) for k, total in self._sums.items() if k not in unused}
+        unused = {"correction_mean", "corrected_share"} if cfg.importance_correction == "none" else set()
+        means = {
+            name: (total / self._counts[name].clamp(min=1)).item()
+            for name, total in self._sums.items()
+            if name not in unused
+        }
+        loss = torch.stack(self._losses).sum().item() / cfg.updates_per_batch if self._losses else 0.0
+        largest = {"sampler_ratio_max": torch.stack(self._ratios).max().item()} if self._ratios else {}
+        return {"loss": loss, **means, **largest}
 
 
 def log(
@@ -182,8 +251,8 @@ def log(
         measured: columns that the loop has measured itself.
     """
     lengths = [len(s.completion.token_ids) for s in samples]
-    correct = sum(score["correct"] for score in scores) / len(scores)
-    in_form = sum(score["format"] for score in scores) / len(scores)
+    correct = sum(earned["correct"] for earned in scores) / len(scores)
+    in_form = sum(earned["format"] for earned in scores) / len(scores)
     record.write(
         {
             "reward": rewards.mean().item(),
@@ -191,7 +260,7 @@ def log(
             "reward_format": cfg.reward_weights.format * in_form,
             "accuracy": correct,
             "advantage_std": advantages.std().item(),
-            "degenerate_groups": (rewards.std(dim=1) == 0).float().mean().item(),
+            "degenerate_groups": degenerate(rewards).float().mean().item(),
             "completion_length_mean": sum(lengths) / len(lengths),
             "completion_length_max": max(lengths),
             "truncated_share": sum(s.completion.truncated for s in samples) / len(samples),
@@ -202,7 +271,7 @@ def log(
     )
 
 
-def used(cfg: Any, model: PreTrainedModel, optimizer: torch.optim.Optimizer, engine: Engine) -> dict[str, Any]:
+def used(cfg: Any, model: "Model", optimizer: torch.optim.Optimizer, engine: Engine) -> dict[str, Any]:
     """The values that this run really used, read off its objects where they keep them."""
     group = optimizer.param_groups[0]
     return {
@@ -212,7 +281,8 @@ def used(cfg: Any, model: PreTrainedModel, optimizer: torch.optim.Optimizer, eng
         "learning_rate": group["initial_lr"],
         "optimizer": f"AdamW, betas {group['betas']}, eps {group['eps']}, weight decay {group['weight_decay']}",
         "advantage_epsilon": ADVANTAGE_EPSILON,
-        "weights_dtype": str(next(model.parameters()).dtype).removeprefix("torch."),
+        "weights_dtype": next(name for name, dtype in DTYPES.items() if dtype == model.dtype),
+        "lora_rank": model.peft_config["default"].r if has_adapters(model) else 0,
         "sampler": engine.name,
     }
 

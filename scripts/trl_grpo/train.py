@@ -4,6 +4,8 @@ python -m scripts.trl_grpo.train --run trl --model models/demo --data data/demo 
 """
 
 import importlib.util
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,24 +15,43 @@ from transformers import AutoTokenizer, PrinterCallback, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from scripts.cli import errors_for_people, run_arguments
+from scripts.grpo_scratch.grpo import sampler_mismatch
 from scripts.grpo_scratch.rewards import correctness_reward as score_correct
 from scripts.grpo_scratch.rewards import format_reward as score_format
 from scripts.grpo_scratch.rollout import Completion, Sampling, transformers_generate, vllm_generate
+from scripts.lora import lora_config, whole
 from scripts.prepared import read_rows, verify
 from scripts.prompts import TEMPLATE_OPTIONS, longest_sequence, messages
-from scripts.run_record import Clock, RunRecord, prompts_digest, step_questions
+from scripts.run_record import Clock, RunRecord, WeightsMoved, prompts_digest, step_questions
+from scripts.scoring import Scoring
 from scripts.settings import namespace
 from scripts.validation import Validation
 
 
-def correctness_reward(completions: list[Any], gold: list[str], **_: Any) -> list[float]:
-    """TRL's calling convention around the one grader; its name is the metric's name."""
-    return [score_correct(completion, answer) for completion, answer in zip(completions, gold, strict=True)]
+class Rewards:
+    """The one grader under TRL's calling convention; the methods' names are the metrics' names."""
+
+    def __init__(self) -> None:
+        self.scoring = Scoring()
+
+    def correctness_reward(self, completions: list[Any], gold: list[str], id: list[str], **_: Any) -> list[float]:
+        """1.0 where the completion answers the gold, else 0.0."""
+        rows = zip(id, completions, gold, strict=True)
+        return [self._checked(question, partial(score_correct, text, answer)) for question, text, answer in rows]
+
+    def format_reward(self, completions: list[Any], id: list[str], **_: Any) -> list[float]:
+        """1.0 for exactly one final "#### number" line, else 0.0."""
+        rows = zip(id, completions, strict=True)
+        return [self._checked(question, partial(score_format, text)) for question, text in rows]
+
+    def _checked(self, question: str, reward: Callable[[], float]) -> float:
+        return self.scoring.checked(f"a completion of {question}", reward, nothing=0.0)
 
 
-def format_reward(completions: list[Any], **_: Any) -> list[float]:
-    """Likewise for the form of the answer."""
-    return [score_format(completion) for completion in completions]
+def sequences_per_micro_batch(sequences: int, longest: int, max_tokens: int) -> int:
+    """TRL counts sequences where we count tokens: the most that surely fit, of those that divide the step."""
+    fitting = [n for n in range(1, sequences + 1) if sequences % n == 0 and n * longest <= max_tokens]
+    return max(fitting, default=1)
 
 
 def trl_config(settings: dict[str, Any], max_length: int, out: Path) -> GRPOConfig:
@@ -38,6 +59,7 @@ def trl_config(settings: dict[str, Any], max_length: int, out: Path) -> GRPOConf
     run = namespace(settings)
     cfg = run.grpo
     sequences = cfg.prompts_per_step * cfg.group_size
+    micro_batch = sequences_per_micro_batch(sequences, max_length, cfg.max_tokens_per_micro_batch)
     on_gpu = torch.cuda.is_available()
     use_vllm = on_gpu and run.engine.name != "transformers" and importlib.util.find_spec("vllm") is not None
     engine: dict[str, Any] = {"use_vllm": False}
@@ -53,9 +75,10 @@ def trl_config(settings: dict[str, Any], max_length: int, out: Path) -> GRPOConf
             engine["vllm_importance_sampling_mode"] = cfg.importance_correction
     return GRPOConfig(
         output_dir=str(out),
-        max_steps=cfg.steps,
-        per_device_train_batch_size=cfg.micro_batch_size,  # counts sequences, not prompts
-        gradient_accumulation_steps=sequences // cfg.micro_batch_size,
+        max_steps=cfg.steps * cfg.updates_per_batch,  # counts updates
+        per_device_train_batch_size=micro_batch,  # counts sequences, not prompts
+        gradient_accumulation_steps=sequences // micro_batch,
+        num_iterations=cfg.updates_per_batch,
         num_generations=cfg.group_size,
         max_completion_length=cfg.max_completion_tokens,
         temperature=cfg.temperature,
@@ -64,24 +87,28 @@ def trl_config(settings: dict[str, Any], max_length: int, out: Path) -> GRPOConf
         chat_template_kwargs=TEMPLATE_OPTIONS,
         learning_rate=cfg.learning_rate,
         lr_scheduler_type=cfg.lr_schedule,
-        warmup_steps=cfg.warmup_steps,
+        warmup_steps=cfg.warmup_steps * cfg.updates_per_batch,
         max_grad_norm=cfg.max_grad_norm,
         weight_decay=0.0,
         epsilon=cfg.epsilon,
         epsilon_high=cfg.epsilon_high,
+        delta=cfg.delta,
         beta=cfg.beta,
+        use_bias_correction_kl=cfg.kl_bias_correction,
+        importance_sampling_level=cfg.importance_level,
+        mask_truncated_completions=cfg.mask_truncated_completions,
         loss_type=cfg.loss_type,
         scale_rewards=cfg.scale_rewards,
         vllm_importance_sampling_clip_max=cfg.importance_cap,
         reward_weights=[cfg.reward_weights.correct, cfg.reward_weights.format],
-        model_init_kwargs={"dtype": "float32"},  # the weights that learn; bf16 is autocast
+        model_init_kwargs={"dtype": DTYPES[cfg.weights_dtype]},  # of the weights that learn
         bf16=cfg.precision == "bf16",
         gradient_checkpointing=cfg.gradient_checkpointing,
         seed=cfg.seed,
         shuffle_dataset=False,  # step_questions has shuffled, for both trainers alike
         use_cpu=not on_gpu,
         dataloader_pin_memory=on_gpu,
-        logging_steps=1,
+        logging_steps=cfg.updates_per_batch,  # a row a step, as ours: means over its updates
         report_to="none",
         save_strategy="no",
         disable_tqdm=True,
@@ -89,9 +116,11 @@ def trl_config(settings: dict[str, Any], max_length: int, out: Path) -> GRPOConf
     )
 
 
+DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
+
 # TRL's names for the settings that it calls otherwise.
 USED_AS = {
-    "steps": "max_steps",
+    "steps": "max_steps / num_iterations",
     "prompts_per_step": "generation_batch_size / num_generations",
     "group_size": "num_generations",
     "sequences_per_step": "per_device_train_batch_size x gradient_accumulation_steps",
@@ -99,21 +128,35 @@ USED_AS = {
     "lr_schedule": "lr_scheduler_type",
     "importance_correction": "vllm_importance_sampling_correction, vllm_importance_sampling_mode",
     "importance_cap": "vllm_importance_sampling_clip_max",
-    "micro_batch_size": "per_device_train_batch_size",
+    "kl_bias_correction": "use_bias_correction_kl",
+    "importance_level": "importance_sampling_level",
+    "updates_per_batch": "num_iterations",
+    "old_logprobs": "old_per_token_logps: computed, or the policy's own",
+    "max_tokens_per_micro_batch": "per_device_train_batch_size",
     "precision": "bf16",
     "sampler": "use_vllm",
     "weights_dtype": "model_init_kwargs: dtype",
+    "lora_rank": "peft_config: r",
+    "lora_alpha": "peft_config: lora_alpha",
     "optimizer": "optim, adam_beta1, adam_beta2, adam_epsilon, weight_decay",
 }
 
 
-class ClockedGRPOTrainer(GRPOTrainer):
-    """GRPOTrainer with our clock on its phases, which it reports to wandb and mlflow only."""
+class ObservedGRPOTrainer(GRPOTrainer):
+    """GRPOTrainer, watched: its phases, which it reports to wandb and mlflow only, and its samples before it cuts them.
 
-    def __init__(self, *args: Any, clock: Clock, **kwargs: Any):
-        super().__init__(*args, **kwargs)
+    Args:
+        clock: gets the phases.
+        rewards: whose faults are counted a step.
+    """
+
+    def __init__(self, *args: Any, clock: Clock, rewards: Rewards, **kwargs: Any):
+        super().__init__(*args, reward_funcs=[rewards.correctness_reward, rewards.format_reward], **kwargs)
         self.clock = clock
         self.questions_drawn: list[str] = []
+        self.bad_rewards = 0
+        self.raw_mismatch: dict[str, float] = {}
+        self._rewards = rewards
         if self.use_vllm:
             push = self.vllm_generation.sync_weights
 
@@ -130,13 +173,34 @@ class ClockedGRPOTrainer(GRPOTrainer):
     def _calculate_rewards(self, inputs: list[dict[str, Any]], *args: Any, **kwargs: Any) -> Any:
         self.questions_drawn = [row["id"] for row in inputs[:: self.num_generations]]
         with self.clock("reward"):
-            return super()._calculate_rewards(inputs, *args, **kwargs)
+            rewards = super()._calculate_rewards(inputs, *args, **kwargs)
+            self.bad_rewards = self._rewards.scoring.take(len(inputs))
+            return rewards
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        outputs = super()._generate_and_score_completions(inputs)
+        if "importance_sampling_ratio" in outputs:
+            self.raw_mismatch = self._mismatch(outputs)
+        return outputs
+
+    def _mismatch(self, outputs: dict[str, Any]) -> dict[str, float]:
+        """Columns that TRL logs after masking only, or not at all."""
+        mask = outputs["completion_mask"].bool()
+        old, sampler = outputs["old_per_token_logps"], outputs["sampling_per_token_logps"]
+        mode, cap = self.vllm_importance_sampling_mode, self.vllm_importance_sampling_clip_max
+        weights, ratio, _, kl = sampler_mismatch(old, sampler, mask, mode, cap)
+        counted = mask if ratio.shape == mask.shape else torch.ones_like(ratio, dtype=torch.bool)
+        return {
+            "kl_sampler": kl[mask].mean().item(),
+            "sampler_ratio_max": ratio.max().item(),
+            "corrected_share": (weights != ratio)[counted].float().mean().item(),
+        }
 
 
 class OwnSampler:
     """TRL's own sampler, asked for the validation questions as our engines are."""
 
-    def __init__(self, trainer: ClockedGRPOTrainer):
+    def __init__(self, trainer: ObservedGRPOTrainer):
         self._trainer = trainer
         self.name = "vllm" if trainer.use_vllm else "transformers"
 
@@ -158,17 +222,28 @@ class MetricsCallback(TrainerCallback):
     """Writes a row of metrics.csv for each of TRL's logs."""
 
     def __init__(
-        self, record: RunRecord, trainer: ClockedGRPOTrainer, settings: dict[str, Any], validation: Validation
+        self, record: RunRecord, trainer: ObservedGRPOTrainer, settings: dict[str, Any], validation: Validation
     ):
         self._record = record
         self._validation = validation
         self._accuracy: float | None = None
+        self._moved: WeightsMoved | None = None
+        self._updates = settings["grpo"]["updates_per_batch"]
         self._trainer = trainer
         self._weights = settings["grpo"]["reward_weights"]
 
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._moved = self._moved or WeightsMoved(self._trainer.model)
+        self._moved.remember()
+
+    def on_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        assert self._moved is not None
+        self._moved.compare()
+
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._accuracy = None
-        if self._validation.due(state.global_step):
+        step, updates_behind = divmod(state.global_step, self._updates)
+        if not updates_behind and self._validation.due(step):
             with self._trainer.clock.stopped():
                 self._accuracy = self._validation.accuracy(OwnSampler(self._trainer))
 
@@ -183,7 +258,7 @@ class MetricsCallback(TrainerCallback):
         accuracy = logs["rewards/correctness_reward/mean"]
         self._record.write(
             {
-                "step": state.global_step,
+                "step": state.global_step // self._updates,
                 "reward": logs["reward"],
                 "reward_correct": self._weights["correct"] * accuracy,
                 "reward_format": self._weights["format"] * logs["rewards/format_reward/mean"],
@@ -192,18 +267,21 @@ class MetricsCallback(TrainerCallback):
                 "degenerate_groups": logs["frac_reward_zero_std"],
                 "kl": logs.get("kl"),
                 "entropy": logs["entropy"],
-                "clip_fraction": logs.get("clip_ratio/region_mean"),
+                "clip_fraction": logs.get("clip_ratio/region_mean", logs.get("cispo_clip_ratio")),
                 "correction_mean": logs.get("sampling/importance_sampling_ratio/mean"),
                 "logprob_difference": logs.get("sampling/sampling_logp_difference/mean"),
                 "completion_length_mean": logs["completions/mean_length"],
                 "completion_length_max": logs["completions/max_length"],
                 "truncated_share": logs["completions/clipped_ratio"],
+                "bad_rewards": trainer.bad_rewards,
                 "grad_norm": logs["grad_norm"],
+                "weights_moved": self._moved.share if self._moved else None,
                 "learning_rate": logs["learning_rate"],
                 "loss": logs["loss"],
                 "tokens": round(logs["completions/mean_length"] * sequences),
                 "prompts": prompts_digest(trainer.questions_drawn),
                 "validation_accuracy": self._accuracy,
+                **trainer.raw_mismatch,
                 **phases,
             }
         )
@@ -226,21 +304,27 @@ def train(settings: dict[str, Any], model_dir: Path, data_dir: Path, out: Path, 
     )
 
     clock = Clock()
-    trainer = ClockedGRPOTrainer(
+    torch.manual_seed(cfg["seed"])  # of the adapters, which TRL makes before it sets its seed
+    trainer = ObservedGRPOTrainer(
         model=str(model_dir),
-        reward_funcs=[correctness_reward, format_reward],
         args=trl_config(settings, longest, out),
         train_dataset=dataset,
         processing_class=tokenizer,
+        peft_config=lora_config(cfg["lora_rank"], cfg["lora_alpha"]) if cfg["lora_rank"] else None,
         clock=clock,
+        rewards=Rewards(),
     )
     trainer.remove_callback(PrinterCallback)
     record = RunRecord(out, settings, tracking)
     trainer.add_callback(MetricsCallback(record, trainer, settings, validation))
     clock.take()  # what came before is no part of the first step
     trainer.train()
-    values = {**used(trainer), "evaluate_every": cfg["evaluate_every"]}  # the validation is ours
-    record.finish("scripts.trl_grpo.train", values, USED_AS, trainer.model, tokenizer, model_dir, data_dir)
+    # The validation is ours; without adapters alpha is nowhere; a budget of tokens is kept as a number of sequences.
+    values = {name: cfg[name] for name in ("evaluate_every", "lora_alpha")} | used(trainer)
+    values["max_tokens_per_micro_batch"] = max(
+        cfg["max_tokens_per_micro_batch"], values["sequences_per_micro_batch"] * longest
+    )
+    record.finish("scripts.trl_grpo.train", values, USED_AS, whole(trainer.model), tokenizer, model_dir, data_dir)
 
 
 def used(trainer: GRPOTrainer) -> dict[str, Any]:
@@ -249,8 +333,9 @@ def used(trainer: GRPOTrainer) -> dict[str, Any]:
     sequences = args.per_device_train_batch_size * args.gradient_accumulation_steps * trainer.accelerator.num_processes
     group = trainer.optimizer.optimizer.param_groups[0]
     corrected = trainer.use_vllm and trainer.vllm_importance_sampling_correction
+    adapters = getattr(trainer.model, "peft_config", None)
     return {
-        "steps": trainer.state.global_step,
+        "steps": trainer.state.global_step // trainer.num_iterations,
         "prompts_per_step": sequences // trainer.num_generations,
         "group_size": trainer.num_generations,
         "sequences_per_step": sequences,
@@ -260,24 +345,33 @@ def used(trainer: GRPOTrainer) -> dict[str, Any]:
         "top_k": trainer.top_k,
         "learning_rate": group["initial_lr"],
         "lr_schedule": str(getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type)),
-        "warmup_steps": args.get_warmup_steps(args.max_steps),
+        "warmup_steps": args.get_warmup_steps(args.max_steps) // trainer.num_iterations,
         "max_grad_norm": args.max_grad_norm,
         "epsilon": trainer.epsilon_low,
         "epsilon_high": trainer.epsilon_high,
+        "delta": args.delta,
         "beta": trainer.beta,
+        "kl_estimator": "k3",
+        "kl_bias_correction": args.use_bias_correction_kl,
+        "importance_level": trainer.importance_sampling_level,
+        "mask_truncated_completions": trainer.mask_truncated_completions,
+        "updates_per_batch": trainer.num_iterations,
+        "old_logprobs": "recompute" if corrected or trainer.num_iterations > 1 else "detach",
         "loss_type": trainer.loss_type,
         "scale_rewards": trainer.scale_rewards,
         "reward_weights": dict(zip(("correct", "format"), map(float, trainer.reward_weights), strict=True)),
         "importance_correction": trainer.vllm_importance_sampling_mode if corrected else "none",
         "importance_cap": trainer.vllm_importance_sampling_clip_max,
         "sync_every": 1,
-        "micro_batch_size": args.per_device_train_batch_size,
+        "sequences_per_micro_batch": args.per_device_train_batch_size,
         "gradient_checkpointing": args.gradient_checkpointing,
         "precision": "bf16" if args.bf16 else "fp32",
         "seed": args.seed,
         "optimizer": f"AdamW, betas {group['betas']}, eps {group['eps']}, weight decay {group['weight_decay']}",
         "advantage_epsilon": 1e-4,
-        "weights_dtype": str(next(trainer.model.parameters()).dtype).removeprefix("torch."),
+        "weights_dtype": next(name for name, dtype in DTYPES.items() if dtype in str(trainer.model.dtype)),
+        "lora_rank": adapters["default"].r if adapters else 0,
+        **({"lora_alpha": adapters["default"].lora_alpha} if adapters else {}),
         "sampler": "vllm" if trainer.use_vllm else "transformers",
     }
 

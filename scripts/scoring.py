@@ -1,0 +1,61 @@
+"""Rewards that survive a fault: a reward function that fails on one completion must not end a night's run."""
+
+import math
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+Reward = TypeVar("Reward", float, dict[str, Any])
+LARGEST_SHARE = 0.05  # of a step's completions; with more than that the rewards say something else than was meant
+
+
+class RewardError(Exception):
+    """Too many completions of a step got no reward."""
+
+
+class Scoring:
+    """Counts the completions whose reward failed; they earn nothing."""
+
+    def __init__(self) -> None:
+        self._faults: dict[str, str] = {}  # completion -> what went wrong
+
+    def checked(self, completion: str, reward: Callable[[], Reward], nothing: Reward) -> Reward:
+        """`reward()`, or `nothing` where that raises or gives something that is no finite number.
+
+        Args:
+            completion: names it in messages.
+            reward: gives a number, or a dict whose numbers are looked at.
+        """
+        try:
+            value = reward()
+        except Exception as error:  # a user's own reward function may raise anything
+            self._faults[completion] = f"{type(error).__name__}: {error}"
+            return nothing
+        wrong = [n for n in (value.values() if isinstance(value, dict) else [value]) if not _sound(n)]
+        if wrong:
+            self._faults[completion] = f"the reward is {wrong[0]!r}"
+            return nothing
+        return value
+
+    def take(self, completions: int) -> int:
+        """How many of the step's completions got no reward; starts the next step.
+
+        Raises:
+            RewardError: more than 5 % of them.
+        """
+        faults, self._faults = self._faults, {}
+        if not faults:
+            return 0
+        name, what = next(iter(faults.items()))
+        said = f"{len(faults)} of {completions} completions got no reward; {name}: {what}"
+        if len(faults) > LARGEST_SHARE * completions:
+            raise RewardError(
+                f"rewards: {said}. More than {LARGEST_SHARE:.0%} of a step is too many to learn from the rest; "
+                "mend the reward function in scripts/grpo_scratch/rewards.py"
+            )
+        print(f"rewards: {said}. It counts as 0", flush=True)
+        return len(faults)
+
+
+def _sound(value: Any) -> bool:
+    """Numbers must be finite; text, as the kind of an answer, is not looked at."""
+    return isinstance(value, str) or (isinstance(value, int | float) and math.isfinite(value))
