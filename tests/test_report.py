@@ -360,7 +360,7 @@ AT_LAST = [0.0] * 40 + [1.0] * 20
 # what is wrong with the metrics -> the check that says so, and words and numbers of its sentence
 UNSOUND = {
     "never pushed, bf16 sampler": ({"logprob_difference": line(0.007, 0.06)}, "engine", "differ by 0.0551 nats"),
-    "never pushed, fp32 sampler": ({"logprob_difference": line(1e-7, 0.002)}, "engine", "0.000187 at first"),
+    "never pushed, fp32 sampler": ({"logprob_difference": line(1e-7, 0.002)}, "engine", "0.000187 early"),
     "other weights from the start": ({"logprob_difference": [0.4] * 60}, "engine", "sound is at most 0.05"),
     "old log-probs off": ({"ratio_mean": [1.3] * 60}, "ratio", "1.3 in the median step"),
     "importance weights off": ({"correction_mean": [0.2] * 60}, "correction", "between 0.5 and 1.5"),
@@ -429,7 +429,7 @@ def test_the_page_names_what_is_wrong_at_its_top_and_in_full_under_health(result
     top = 'trl: Values that are no numbers · Completions are cut off <a href="#health">See Health</a>'
     assert top in html
     assert "nan or infinity in grad_norm, loss, first in step 31" in html
-    assert "100.0 % of the completions ran into the token limit at last, 100.0 % at first" in html
+    assert "100.0 % of the completions ran into the token limit late in the run, 100.0 % early" in html
     assert '<span class="verdict differs">something is wrong</span>' in html
 
 
