@@ -17,7 +17,7 @@ from scipy.stats import binomtest
 from transformers import AutoConfig, AutoTokenizer
 
 from scripts.cli import errors_for_people
-from scripts.grpo_scratch.rewards import correctness_reward, extract_answer, strict_match
+from scripts.grpo_scratch.rewards import agrees, extract_answer, strict_match
 from scripts.grpo_scratch.rollout import Sample, Sampling, build_engine, rollout
 from scripts.prepared import decimal_text, read_rows, verify
 from scripts.prompts import longest_sequence
@@ -92,7 +92,7 @@ def evaluate(settings: dict[str, Any], run: str, model_dir: Path, data_dir: Path
 
 def graded(sample: Sample) -> dict[str, Any]:
     """A row of samples.jsonl."""
-    answer = extract_answer(sample.text)
+    answer = extract_answer(sample.text, sample.completion.truncated)
     gold = sample.question["gold"]
     return {
         "id": sample.question["id"],
@@ -101,7 +101,7 @@ def graded(sample: Sample) -> dict[str, Any]:
         "completion": sample.text,
         "answer": None if answer.value is None else shown(answer.value),
         "kind": answer.kind,
-        "correct": correctness_reward(sample.text, gold) == 1.0,
+        "correct": agrees(answer, gold, sample.text),
         "strict": strict_match(sample.text, gold),
         "truncated": sample.completion.truncated,
         "tokens": len(sample.completion.token_ids),
@@ -111,10 +111,11 @@ def graded(sample: Sample) -> dict[str, Any]:
 def graded_group(group: list[Sample]) -> dict[str, Any]:
     """What samples.jsonl keeps of several answers to one question: how many are right, and the majority's."""
     gold = group[0].question["gold"]
-    values = [extract_answer(sample.text).value for sample in group]
+    answers = [extract_answer(sample.text, sample.completion.truncated) for sample in group]
+    values = [answer.value for answer in answers]
     votes = Counter(value for value in values if value is not None)
     majority = votes.most_common(1)[0][0] if votes else None  # the first seen, where two are level
-    right = [correctness_reward(sample.text, gold) == 1.0 for sample in group]
+    right = [agrees(answer, gold, sample.text) for answer, sample in zip(answers, group, strict=True)]
     return {
         "sampled_correct": sum(right),
         "majority_answer": None if majority is None else shown(majority),

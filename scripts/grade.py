@@ -45,7 +45,8 @@ def _checked(row: Any) -> dict[str, Any]:
 
 def dispute(row: dict[str, Any]) -> str | None:
     """Why a reader might grade this row otherwise; None if there is no doubt."""
-    answer, strict, gold = extract_answer(row["completion"]), strict_answer(row["completion"]), parse_gold(row["gold"])
+    answer = extract_answer(row["completion"], row.get("truncated", False))
+    strict, gold = strict_answer(row["completion"]), parse_gold(row["gold"])
     value = answer.value
     if agrees(answer, row["gold"], row["completion"]):
         if strict is not None and strict != gold:
@@ -99,7 +100,7 @@ def main() -> int:
         print(f"nothing to grade in {path}: each line needs the fields completion and gold", file=sys.stderr)
         return 2
 
-    answers = [extract_answer(row["completion"]) for _, row in graded]
+    answers = [extract_answer(row["completion"], row.get("truncated", False)) for _, row in graded]
     flexible = sum(agrees(a, row["gold"], row["completion"]) for a, (_, row) in zip(answers, graded, strict=True))
     strict = sum(strict_match(row["completion"], row["gold"]) for _, row in graded)
     kinds = Counter(answer.kind for answer in answers).most_common()

@@ -138,8 +138,8 @@ def _combination_faults(grpo: dict[str, Any], path: tuple[str, ...]) -> list[str
         )
     if grpo["loss_type"] == "cispo" and grpo["epsilon_high"] < 1:
         faults.append(
-            f"{_name(path)}.epsilon_high: with loss_type: cispo it caps the ratio itself, so {grpo['epsilon_high']:g} would "
-            "cut every token; set 5.0"
+            f"{_name(path)}.epsilon_high: with loss_type: cispo it caps the ratio itself, so "
+            f"{grpo['epsilon_high']:g} would cut every token; set 5.0"
         )
     if grpo["warmup_steps"] > grpo["steps"]:
         faults.append(

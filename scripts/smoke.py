@@ -55,7 +55,7 @@ def faults(metrics: pd.DataFrame, device_gib: float | None) -> list[str]:
     if device_gib and metrics["memory_gib"].max() > 0.95 * device_gib:
         found.append(
             f"memory is nearly full ({metrics['memory_gib'].max():.1f} of {device_gib:.1f} GiB): "
-            "lower micro_batch_size or engine.memory_gib"
+            "lower max_tokens_per_micro_batch or engine.memory_gib"
         )
     return found
 

@@ -27,4 +27,6 @@ class Validation:
     def accuracy(self, engine: Engine) -> float:
         """Share of the validation questions that `engine` answers right, greedily (flexible score)."""
         samples = rollout(engine, self._tokenizer, self.questions, self._instruction, self._sampling)
-        return sum(correctness_reward(s.text, s.question["gold"]) for s in samples) / len(samples)
+        return sum(correctness_reward(s.text, s.question["gold"], s.completion.truncated) for s in samples) / len(
+            samples
+        )

@@ -36,8 +36,8 @@ def demo_settings() -> dict[str, Any]:
     config["model"]["warm_start_steps"] = 60
     config["data"] |= {"train_rows": 60, "validation_rows": 10, "test_rows": 20}
     config["grpo"] |= {
-        "steps": 3, "prompts_per_step": 4, "group_size": 4, "max_tokens_per_micro_batch": 600, "max_completion_tokens": 24,
-        "evaluate_every": 2,
+        "steps": 3, "prompts_per_step": 4, "group_size": 4, "max_completion_tokens": 24, "evaluate_every": 2,
+        "max_tokens_per_micro_batch": 600,
     }  # fmt: skip
     config["evaluation"]["max_completion_tokens"] = 24
     return project_settings.load(config, "demo")

@@ -661,6 +661,18 @@ def test_grader_grades_a_truncated_completion_on_what_it_says() -> None:
     assert total_reward("<think>It may be 18", "18", True)["total"] == 0.0
 
 
+@pytest.mark.parametrize(
+    "text", ["She has 20 - 2 = 18", "18 eggs are left. Each of the 18 eggs", "as 18 as as as as as"]
+)
+def test_grader_pays_nothing_for_the_number_at_which_a_text_was_cut(text: str) -> None:
+    """In a run of ours that paid for it, every completion soon went on to the limit."""
+    assert extract_answer(text).value == 18
+    assert extract_answer(text, truncated=True) == (None, "cut_off")
+    assert correctness_reward(text, "18") == 1.0 and correctness_reward(text, "18", truncated=True) == 0.0
+    assert total_reward(text, "18", True)["correct"] == 0.0
+    assert correctness_reward(f"{text}. \\boxed{{18}} So", "18", truncated=True) == 1.0
+
+
 def test_grader_reads_the_last_message_of_the_assistant() -> None:
     chat = [
         {"role": "user", "content": "How many? #### 5"},
@@ -1032,7 +1044,7 @@ def grade(*arguments: str) -> subprocess.CompletedProcess[str]:
 def test_grader_command_prints_scores_and_disputable_rows(tmp_path: Path) -> None:
     rows = [
         {"completion": "#### 18", "gold": "18"},
-        {"completion": "So she has 18 eggs.", "gold": "18", "truncated": True},
+        {"completion": "So she has **18** eggs.", "gold": "18", "truncated": True},
         {"completion": "The answer is 18 or 19.", "gold": "18"},
         {"completion": "#### 18\nWait, it should be 20.", "gold": "18"},
         {"completion": [{"role": "assistant", "content": "\\boxed{7}"}], "gold": 7},

@@ -313,7 +313,8 @@ def test_parity_of_whole_runs_from_the_same_rollouts(settings, demo_model, demo_
     )
     changes = {
         "beta": 0.04, "kl_bias_correction": False, "lr_schedule": "cosine", "warmup_steps": 1, "steps": 4,
-        "evaluate_every": 0, "max_grad_norm": 0.5, "learning_rate": 1e-4, "max_tokens_per_micro_batch": 10**6, **changes,
+        "evaluate_every": 0, "max_grad_norm": 0.5, "learning_rate": 1e-4, "max_tokens_per_micro_batch": 10**6,
+        **changes,
     }  # fmt: skip
     ours, theirs = (
         train_here(trainer, settings, demo_model, demo_data, tmp_path / trainer, **changes) for trainer in MODULES

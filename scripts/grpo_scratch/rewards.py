@@ -31,8 +31,9 @@ class Answer(NamedTuple):
     """What a completion commits to, and how that was found.
 
     With a value, `kind` is hash, boxed, tag (<answer>), phrase, correction, bold, first (the answer first, then an
-    explanation) or last_number. Without a value it is unfinished (the thinking was never closed), undecided
-    (alternatives, a ratio, a refusal, something else than a number) or none (no number at all).
+    explanation) or last_number. Without a value it is unfinished (the thinking was never closed), cut_off (the text
+    was, and its last number was not given as an answer), undecided (alternatives, a ratio, a refusal, something else
+    than a number) or none (no number at all).
     """
 
     value: Fraction | None
@@ -225,16 +226,24 @@ class _Commit(NamedTuple):
     rest: str = ""  # of the statement, after its number
 
 
-def extract_answer(text: Completion) -> Answer:
+def extract_answer(text: Completion, truncated: bool = False) -> Answer:
     """The number that a completion finally commits to, as an exact value, and how it was found. Never raises.
 
-    Takes text or chat messages (the last message of the assistant counts).
+    Args:
+        text: text, or chat messages (the last message of the assistant counts).
+        truncated: cut at the length limit. The number that the text happened to have come to is then no answer; if it
+            were, a model could earn by never ending (seen: 512 tokens each, of which most repeated one word).
     """
+    answer = _read(text)
+    return Answer(None, "cut_off") if truncated and answer.kind == "last_number" else answer
+
+
+def _read(text: Completion) -> Answer:
     seen = visible_text(text)
     if seen is None:
         return Answer(None, "unfinished")
     if next_task := _NEXT_TASK.search(seen):  # a base model may go on with a task of its own
-        before = extract_answer(seen[: next_task.start()])
+        before = _read(seen[: next_task.start()])
         if before.kind in ("hash", "boxed", "tag", "phrase"):
             return before
     cues = deque(_CUE.finditer(seen), maxlen=MAX_CUES)
@@ -473,9 +482,9 @@ def agrees(answer: Answer, gold: str, completion: Completion) -> bool:
     return scale is not None and scale in (visible_text(completion) or "")
 
 
-def correctness_reward(completion: Completion, gold: str) -> float:
-    """1.0 when the completion commits to the reference answer (see `agrees`), else 0.0."""
-    return float(agrees(extract_answer(completion), gold, completion))
+def correctness_reward(completion: Completion, gold: str, truncated: bool = False) -> float:
+    """1.0 when the completion commits to the reference answer (see `extract_answer`, `agrees`), else 0.0."""
+    return float(agrees(extract_answer(completion, truncated), gold, completion))
 
 
 def format_reward(completion: Completion) -> float:
@@ -506,11 +515,11 @@ def total_reward(
     """What one completion earns.
 
     Returns `total` (weighted sum), `correct` and `format` (0.0 or 1.0, not weighted), `truncated` (as given) and `kind`
-    (see `Answer`). `weights` has the keys `correct` and `format`; left out: 1.0 and 0.1. A truncated completion is
-    graded on what it says, for it may have answered before it was cut; whether it enters the loss is up to the trainer.
+    (see `Answer`). `weights` has the keys `correct` and `format`; left out: 1.0 and 0.1. A truncated completion may
+    have answered before it was cut (see `extract_answer`); whether it enters the loss is up to the trainer.
     """
     weights = {"correct": 1.0, "format": 0.1} if weights is None else weights
-    answer = extract_answer(text)
+    answer = extract_answer(text, truncated)
     correct, form = float(agrees(answer, gold, text)), format_reward(text)
     total = weights["correct"] * correct + weights["format"] * form
     return {"total": total, "correct": correct, "format": form, "truncated": truncated, "kind": answer.kind}

@@ -18,7 +18,7 @@ from scripts.cli import errors_for_people, run_arguments
 from scripts.grpo_scratch.grpo import sampler_mismatch
 from scripts.grpo_scratch.rewards import correctness_reward as score_correct
 from scripts.grpo_scratch.rewards import format_reward as score_format
-from scripts.grpo_scratch.rollout import Completion, Sampling, transformers_generate, vllm_generate
+from scripts.grpo_scratch.rollout import Completion, Sampling, stop_token_ids, transformers_generate, vllm_generate
 from scripts.lora import lora_config, whole
 from scripts.prepared import read_rows, verify
 from scripts.prompts import TEMPLATE_OPTIONS, longest_sequence, messages
@@ -29,15 +29,25 @@ from scripts.validation import Validation
 
 
 class Rewards:
-    """The one grader under TRL's calling convention; the methods' names are the metrics' names."""
+    """The one grader under TRL's calling convention; the methods' names are the metrics' names.
 
-    def __init__(self) -> None:
+    Args:
+        stop: tokens that end a completion; one that ends in no such token was cut.
+    """
+
+    def __init__(self, stop: list[int]) -> None:
+        self._stop = stop
         self.scoring = Scoring()
 
-    def correctness_reward(self, completions: list[Any], gold: list[str], id: list[str], **_: Any) -> list[float]:
+    def correctness_reward(
+        self, completions: list[Any], completion_ids: list[list[int]], gold: list[str], id: list[str], **_: Any
+    ) -> list[float]:
         """1.0 where the completion answers the gold, else 0.0."""
-        rows = zip(id, completions, gold, strict=True)
-        return [self._checked(question, partial(score_correct, text, answer)) for question, text, answer in rows]
+        rewards = []
+        for question, text, ids, answer in zip(id, completions, completion_ids, gold, strict=True):
+            truncated = ids[-1] not in self._stop
+            rewards.append(self._checked(question, partial(score_correct, text, answer, truncated)))
+        return rewards
 
     def format_reward(self, completions: list[Any], id: list[str], **_: Any) -> list[float]:
         """1.0 for exactly one final "#### number" line, else 0.0."""
@@ -312,7 +322,7 @@ def train(settings: dict[str, Any], model_dir: Path, data_dir: Path, out: Path, 
         processing_class=tokenizer,
         peft_config=lora_config(cfg["lora_rank"], cfg["lora_alpha"]) if cfg["lora_rank"] else None,
         clock=clock,
-        rewards=Rewards(),
+        rewards=Rewards(stop_token_ids(model_dir)),
     )
     trainer.remove_callback(PrinterCallback)
     record = RunRecord(out, settings, tracking)
