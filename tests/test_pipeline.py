@@ -24,7 +24,8 @@ SMALL = {
     "model": {"warm_start_steps": 40},
     "data": {"train_rows": 200, "validation_rows": 20, "test_rows": 20},
     "grpo": {
-        "steps": STEPS, "prompts_per_step": 4, "group_size": 4, "micro_batch_size": 16, "max_completion_tokens": 24,
+        "steps": STEPS, "prompts_per_step": 4, "group_size": 4, "max_tokens_per_micro_batch": 9999,
+        "max_completion_tokens": 24,
         "evaluate_every": 4,
     },
     "evaluation": {"max_completion_tokens": 24},
@@ -218,11 +219,11 @@ def test_an_unreachable_hub_is_named_with_ways_out(copy):
 
 def test_a_bad_setting_stops_everything_before_it_starts(copy):
     shutil.rmtree(copy / "results")
-    code, output = snakemake(copy, "all", config={**SMALL, "grpo": {**SMALL["grpo"], "micro_batch_size": 7}})
+    code, output = snakemake(copy, "all", config={**SMALL, "grpo": {**SMALL["grpo"], "updates_per_batch": 2}})
     assert code == 1
     expected = (
         "config.yaml needs a change:\n"
-        "grpo.micro_batch_size: 7 does not divide the 16 sequences of a step (prompts_per_step 4 x group_size 4)\n"
+        "grpo.old_logprobs: detach is exact for one update a batch, and updates_per_batch is 2; set recompute\n"
     )
     assert expected in output
     assert "Traceback" not in output and "Building DAG" not in output
@@ -232,4 +233,4 @@ def test_a_bad_setting_stops_everything_before_it_starts(copy):
 def test_an_unknown_run_is_named(copy):
     code, output = snakemake(copy, "results/trll/report.html")
     assert code == 1
-    assert "config.yaml has no run 'trll'; it has scratch, trl" in output
+    assert "config.yaml has no run 'trll'; it has scratch, trl, scratch-stale, " in output

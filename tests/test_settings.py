@@ -46,7 +46,7 @@ def test_the_config_that_we_ship_is_sound_on_both_scales(config):
             "grpo",
             "loss_type",
             "dapa",
-            "grpo.loss_type: 'dapa' is not one of grpo, bnpo, dr_grpo, dapo; did you mean dapo?",
+            "grpo.loss_type: 'dapa' is not one of grpo, bnpo, dr_grpo, dapo, cispo; did you mean dapo?",
         ),
         (
             "grpo",
@@ -64,12 +64,38 @@ def test_a_wrong_value_is_said_in_one_line(config, section, key, value, said):
     assert faults(config) == [said]
 
 
-def test_sequences_of_a_step_must_divide_into_micro_batches(config):
-    config["grpo"]["micro_batch_size"] = 7
-    assert faults(config) == [
-        "grpo.micro_batch_size: 7 does not divide the 64 sequences of a step (prompts_per_step 8 x group_size 8)",
-        "grpo.micro_batch_size: 7 does not divide the 128 sequences of a step (prompts_per_step 16 x group_size 8)",
-    ]
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (
+            {"updates_per_batch": 2},
+            "old_logprobs: detach is exact for one update a batch, and updates_per_batch is 2; set recompute",
+        ),
+        (
+            {"old_logprobs": "sampler", "importance_correction": "token_mask"},
+            "old_logprobs: with sampler the ratio already makes up for the sampler; set importance_correction: none",
+        ),
+        (
+            {"loss_type": "cispo"},
+            "epsilon_high: with loss_type: cispo it caps the ratio itself, so 0.28 would cut every token; set 5.0",
+        ),
+        ({"warmup_steps": 999}, "warmup_steps: 999 is more than the 5 steps of the run"),
+        ({"reward_weights": {"correct": 0.0, "format": 0.0}}, "reward_weights: all are 0, so no completion is better "
+                                                              "than another"),
+    ],
+)  # fmt: skip
+def test_settings_that_contradict_each_other_are_named(config, changes, said):
+    config["runs"] = {"mine": {"trainer": "scratch", "steps": 5, **changes}}
+    config["report"]["runs"] = ["mine"]
+    assert faults(config) == [f"runs.mine.{said}"]
+
+
+def test_every_run_that_we_name_is_sound_and_differs_from_the_shared_settings(config):
+    full, demo = load(config, "full"), load(copy.deepcopy(CONFIG), "demo")
+    for name in config["runs"].keys() - {"scratch", "trl"}:
+        assert full["runs"][name]["grpo"] != full["grpo"], name
+        # there is no vLLM correction to switch off where TRL samples by itself
+        assert demo["runs"][name]["grpo"] != demo["grpo"] or name == "trl-uncorrected"
 
 
 @pytest.mark.parametrize(
@@ -85,6 +111,16 @@ def test_sequences_of_a_step_must_divide_into_micro_batches(config):
             "stale",
             {"trainer": "trl", "sync_every": 0},
             "runs.stale.sync_every: TRL pushes before every rollout; leave it at 1, or use trainer: scratch",
+        ),
+        (
+            "k2",
+            {"trainer": "trl", "kl_estimator": "k2"},
+            "runs.k2.kl_estimator: TRL has k3 only; leave it at k3, or use trainer: scratch",
+        ),
+        (
+            "old",
+            {"trainer": "trl", "old_logprobs": "sampler", "importance_correction": "none"},
+            "runs.old.old_logprobs: TRL has no sampler; take detach or recompute, or use trainer: scratch",
         ),
     ],
 )

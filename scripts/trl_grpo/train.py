@@ -15,7 +15,6 @@ from transformers import AutoTokenizer, PrinterCallback, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from scripts.cli import errors_for_people, run_arguments
-from scripts.grpo_scratch.grpo import sampler_mismatch
 from scripts.grpo_scratch.rewards import correctness_reward as score_correct
 from scripts.grpo_scratch.rewards import format_reward as score_format
 from scripts.grpo_scratch.rollout import Completion, Sampling, stop_token_ids, transformers_generate, vllm_generate
@@ -194,16 +193,15 @@ class ObservedGRPOTrainer(GRPOTrainer):
         return outputs
 
     def _mismatch(self, outputs: dict[str, Any]) -> dict[str, float]:
-        """Columns that TRL logs after masking only, or not at all."""
+        """Columns that TRL logs after the cap only, or not at all."""
         mask = outputs["completion_mask"].bool()
-        old, sampler = outputs["old_per_token_logps"], outputs["sampling_per_token_logps"]
-        mode, cap = self.vllm_importance_sampling_mode, self.vllm_importance_sampling_clip_max
-        weights, ratio, _, kl = sampler_mismatch(old, sampler, mask, mode, cap)
-        counted = mask if ratio.shape == mask.shape else torch.ones_like(ratio, dtype=torch.bool)
+        log_ratio = (outputs["old_per_token_logps"] - outputs["sampling_per_token_logps"]).masked_fill(~mask, 0.0)
+        of_sequences = self.vllm_importance_sampling_mode.startswith("sequence")
+        ratio = (log_ratio.sum(1) if of_sequences else log_ratio[mask]).exp()
         return {
-            "kl_sampler": kl[mask].mean().item(),
+            "kl_sampler": (log_ratio.exp() - 1 - log_ratio)[mask].mean().item(),  # k3
             "sampler_ratio_max": ratio.max().item(),
-            "corrected_share": (weights != ratio)[counted].float().mean().item(),
+            "corrected_share": (ratio > self.vllm_importance_sampling_clip_max).float().mean().item(),
         }
 
 
