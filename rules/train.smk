@@ -33,14 +33,16 @@ rule train:
         data=DATA,
     shell:
         r"""
-        exec &> >(tee {log:q})
+        # Whoever stops the run stops the training, which still has a step to end and to log.
+        exec &> >(trap "" INT TERM; exec tee {log:q})
         {PYTHON:q} -m {params.module} \
             --run {wildcards.run:q} \
             --settings {params.settings:q} \
             --model {params.model:q} \
             --data {params.data:q} \
             --out results/{wildcards.run:q} \
-            --tracking {settings[tracking]:q}
+            --tracking {settings[tracking]:q} \
+            --checkpoint-every {settings[checkpoint_every]}
         """
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import yaml
 
+from scripts.checkpoints import Interrupted
 from scripts.prepared import DataError, ModelFilesError
 from scripts.scoring import RewardError
 from scripts.settings import SettingsError, load, run_settings
@@ -25,6 +26,9 @@ def run_arguments(doc: str | None) -> argparse.Namespace:
     parser.add_argument(
         "--tracking", default="none", choices=["none", "tensorboard", "wandb"], help="also send metrics to"
     )
+    parser.add_argument(
+        "--checkpoint-every", type=int, default=0, help="steps between checkpoints; default: 0, only when interrupted"
+    )
     args = parser.parse_args()
     if args.settings is None:
         settings = load(yaml.safe_load(Path("config.yaml").read_text(encoding="utf-8")))
@@ -39,7 +43,7 @@ def errors_for_people() -> Iterator[None]:
     """Faults of settings, models, data or rewards, and Ctrl-C, end the program with a message, without a traceback."""
     try:
         yield
-    except (SettingsError, ModelFilesError, DataError, RewardError) as error:
+    except (SettingsError, ModelFilesError, DataError, RewardError, Interrupted) as error:
         sys.exit(str(error))
     except KeyboardInterrupt:
         sys.exit("interrupted; the same command runs this stage again")

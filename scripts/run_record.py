@@ -7,6 +7,7 @@ import json
 import platform
 import resource
 import shlex
+import shutil
 import subprocess
 import sys
 import time
@@ -134,18 +135,30 @@ class WeightsMoved:
 
 
 class RunRecord:
-    """Writes results/<run>/: a row of metrics.csv a step, a line and a bar on the terminal, and the manifest."""
+    """Writes results/<run>/: a row of metrics.csv a step, a line and a bar on the terminal, and the manifest.
 
-    def __init__(self, out: Path, settings: dict[str, Any], tracking: str = "none"):
+    Args:
+        resumed: the checkpoint that the run goes on from; its metrics come first.
+    """
+
+    def __init__(self, out: Path, settings: dict[str, Any], tracking: str = "none", resumed: Path | None = None):
         out.mkdir(parents=True, exist_ok=True)
         self._out = out
         self._settings = settings
-        self._started = time.time()
-        self._file = (out / "metrics.csv").open("w", newline="", encoding="utf-8")
+        self.metrics = out / "metrics.csv"
+        earlier: list[dict[str, str]] = []
+        if resumed:
+            shutil.copyfile(resumed / "metrics.csv", self.metrics)
+            with self.metrics.open(newline="", encoding="utf-8") as file:
+                earlier = list(csv.DictReader(file))
+        self._started = time.time() - (float(earlier[-1]["seconds"]) if earlier else 0.0)  # the time of training
+        self._file = self.metrics.open("a" if resumed else "w", newline="", encoding="utf-8")
         self._csv = csv.DictWriter(self._file, COLUMNS, restval="")
-        self._csv.writeheader()
-        self._bar = tqdm(total=settings["grpo"]["steps"], desc=settings["run"], unit="step")
-        self._track, self._stop_tracking = _tracker(tracking, settings)
+        if not resumed:
+            self._csv.writeheader()
+        steps, done = settings["grpo"]["steps"], len(earlier)
+        self._bar = tqdm(total=steps, initial=done, desc=settings["run"], unit="step")
+        self._track, self._stop_tracking = _tracker(tracking, settings, done)
 
     def write(self, row: dict[str, Any]) -> None:
         """Add one step. The row is on disk before the next step begins."""
@@ -263,13 +276,14 @@ def hardware() -> dict[str, Any]:
 
 
 def _tracker(
-    tracking: str, settings: dict[str, Any]
+    tracking: str, settings: dict[str, Any], done: int
 ) -> tuple[Callable[[dict[str, Any], int], None], Callable[[], None]]:
     """Functions that send one row, and that close the tracker."""
     if tracking == "tensorboard":
         from torch.utils.tensorboard import SummaryWriter
 
-        writer = SummaryWriter(Path("logs") / "tensorboard" / settings["run"])
+        # what an earlier process wrote after its last checkpoint is hidden
+        writer = SummaryWriter(Path("logs") / "tensorboard" / settings["run"], purge_step=done + 1)
 
         def send(row: dict[str, Any], step: int) -> None:
             for name, value in row.items():

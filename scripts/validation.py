@@ -6,7 +6,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from scripts.grpo_scratch.rewards import correctness_reward
-from scripts.grpo_scratch.rollout import Engine, Sampling, rollout
+from scripts.grpo_scratch.rollout import Sampler, Sampling, rollout
 from scripts.prepared import read_rows
 
 
@@ -24,7 +24,7 @@ class Validation:
         """Whether `evaluate_every` asks for a validation after this step."""
         return bool(self._every) and step % self._every == 0
 
-    def accuracy(self, engine: Engine) -> float:
+    def accuracy(self, engine: Sampler) -> float:
         """Share of the validation questions that `engine` answers right, greedily (flexible score)."""
         samples = rollout(engine, self._tokenizer, self.questions, self._instruction, self._sampling)
         return sum(correctness_reward(s.text, s.question["gold"], s.completion.truncated) for s in samples) / len(

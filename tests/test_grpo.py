@@ -536,6 +536,7 @@ def trainer(demo_settings, demo_model, tokenizer):
         train_dataset=Dataset.from_list([{"id": "0", "prompt": messages("1 + 1", ""), "gold": "2"}]),
         processing_class=tokenizer,
         clock=Clock(),
+        metrics=demo_model.parent / "metrics.csv",
         rewards=Rewards([tokenizer.eos_token_id]),
     )
     assert trainer.args.per_device_train_batch_size == 12

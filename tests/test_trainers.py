@@ -203,7 +203,7 @@ def train_here(trainer, settings, demo_model, demo_data, out, **grpo) -> pd.Data
     run = project_settings.run_settings(settings, trainer)
     run["grpo"] = {**run["grpo"], **grpo}
     run["engine"]["name"] = "transformers"
-    trainer_module(trainer).train(run, demo_model, demo_data, out, "none")
+    trainer_module(trainer).train(run, demo_model, demo_data, out, "none", checkpoint_every=0)
     return metrics(out)
 
 

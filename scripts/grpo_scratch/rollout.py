@@ -69,8 +69,8 @@ class Sampling(NamedTuple):
     logprobs: bool = True  # of the sampled tokens; an evaluation has no use for them, and they cost vLLM time
 
 
-class Engine(Protocol):
-    """What training and evaluation need of a sampler."""
+class Sampler(Protocol):
+    """What an evaluation needs."""
 
     name: str
 
@@ -78,8 +78,20 @@ class Engine(Protocol):
         """Sample `sampling.n` completions of each prompt (token ids)."""
         ...
 
+
+class Engine(Sampler, Protocol):
+    """A sampler with weights of its own, as the hand-written training needs it."""
+
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Replace the engine's weights with named tensors in the checkpoint's naming."""
+        ...
+
+    def random_state(self) -> torch.Tensor | None:
+        """Where the engine's own random numbers stand; None: it draws from torch's."""
+        ...
+
+    def set_random_state(self, state: torch.Tensor | None) -> None:
+        """Go on from there."""
         ...
 
 
@@ -117,7 +129,7 @@ def build_engine(
 
 
 def rollout(
-    engine: Engine,
+    engine: Sampler,
     tokenizer: PreTrainedTokenizerBase,
     questions: list[dict[str, str]],
     instruction: str,
@@ -200,6 +212,12 @@ class VLLMEngine:
         if not self._llm.reset_prefix_cache():
             raise RuntimeError("vLLM could not drop its prefix cache: requests were still running during the push")
 
+    def random_state(self) -> None:
+        return None
+
+    def set_random_state(self, state: torch.Tensor | None) -> None:
+        pass
+
 
 class TransformersEngine:
     """transformers' `generate` on a copy of the model."""
@@ -227,6 +245,13 @@ class TransformersEngine:
         with torch.no_grad():
             for name, weight in weights:
                 own[name].copy_(weight)
+
+    def random_state(self) -> torch.Tensor:
+        return self._generator_state
+
+    def set_random_state(self, state: torch.Tensor | None) -> None:
+        if state is not None:  # a run that began with vLLM has none
+            self._generator_state = state
 
     def _get_rng(self) -> torch.Tensor:
         return torch.cuda.get_rng_state() if self._model.device.type == "cuda" else torch.get_rng_state()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, get_scheduler
 
+from scripts.checkpoints import Checkpoints
 from scripts.cli import errors_for_people, run_arguments
 from scripts.grpo_scratch.grpo import (
     ADVANTAGE_EPSILON,
@@ -36,7 +37,9 @@ if TYPE_CHECKING:
     from scripts.lora import Model
 
 
-def train(settings: dict[str, Any], model_dir: Path, data_dir: Path, out: Path, tracking: str) -> None:
+def train(
+    settings: dict[str, Any], model_dir: Path, data_dir: Path, out: Path, tracking: str, checkpoint_every: int
+) -> None:
     """Train the model in `model_dir` on the questions in `data_dir`; leave metrics, manifest and model in `out`."""
     run = namespace(settings)
     cfg, instruction = run.grpo, run.prompt.instruction
@@ -44,6 +47,7 @@ def train(settings: dict[str, Any], model_dir: Path, data_dir: Path, out: Path, 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
     verify(model_dir)
+    checkpoints = Checkpoints(settings, "scripts.grpo_scratch.train", model_dir, data_dir, checkpoint_every)
     questions = read_rows(data_dir / "train.jsonl")
     tokenizer = AutoTokenizer.from_pretrained(model_dir)
     validation = Validation(data_dir, settings, tokenizer)
@@ -57,10 +61,13 @@ def train(settings: dict[str, Any], model_dir: Path, data_dir: Path, out: Path, 
     schedule = get_scheduler(cfg.lr_schedule, optimizer, cfg.warmup_steps * updates, cfg.steps * updates)
     autocast = torch.autocast(device.type, torch.bfloat16, enabled=cfg.precision == "bf16")
 
-    record, clock, scoring, moved = RunRecord(out, settings, tracking), Clock(), Scoring(), WeightsMoved(model)
+    resumed = checkpoints.newest()
+    done = restore(resumed, model, optimizer, schedule, engine) if resumed else 0
+    record = RunRecord(out, settings, tracking, resumed)
+    clock, scoring, moved = Clock(), Scoring(), WeightsMoved(model)
     sampling = Sampling(cfg.group_size, cfg.max_completion_tokens, cfg.temperature, cfg.top_p, cfg.top_k)
     draws = step_questions(len(questions), cfg.prompts_per_step, cfg.steps, cfg.seed)
-    for step, draw in enumerate(draws, start=1):
+    for step, draw in enumerate(draws[done:], start=done + 1):
         # 1. Sample: G completions of each of P questions, B = P x G sequences.
         with clock("rollout"):
             samples = rollout(engine, tokenizer, [questions[i] for i in draw], instruction, sampling)
@@ -119,9 +126,14 @@ def train(settings: dict[str, Any], model_dir: Path, data_dir: Path, out: Path, 
             with clock.stopped():
                 measured["validation_accuracy"] = validation.accuracy(engine)
         log(record, cfg, samples, scores, rewards, advantages, measured | means.columns(cfg) | clock.take())
+        if checkpoints.due(step):
+            with clock.stopped():
+                checkpoints.save(step, state_of(step, model, optimizer, schedule, engine), record.metrics)
+        checkpoints.stop_here(step)
 
     values = used(cfg, model, optimizer, engine)
     record.finish("scripts.grpo_scratch.train", values, {}, whole(model), tokenizer, model_dir, data_dir)
+    checkpoints.remove()
 
 
 def build_policy(model_dir: Path, cfg: Any, device: torch.device) -> tuple["Model", PreTrainedModel | None]:
@@ -152,6 +164,32 @@ def build_policy(model_dir: Path, cfg: Any, device: torch.device) -> tuple["Mode
         model.gradient_checkpointing_enable({"use_reentrant": False})
         model.train()  # transformers checkpoints in training mode only
     return model, reference
+
+
+def state_of(step: int, model: "Model", optimizer: Any, schedule: Any, engine: Engine) -> dict[str, Any]:
+    """All that the steps to come depend on; which questions they draw follows from their number."""
+    return {
+        "step": step,
+        "model": model.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "schedule": schedule.state_dict(),
+        "random": torch.get_rng_state(),
+        "random_cuda": torch.cuda.get_rng_state_all(),
+        "random_engine": engine.random_state(),
+    }
+
+
+def restore(checkpoint: Path, model: "Model", optimizer: Any, schedule: Any, engine: Engine) -> int:
+    """Put everything back to where `state_of` saw it, the engine's weights too; returns the steps done."""
+    state = torch.load(checkpoint / "state.pt", map_location="cpu", weights_only=True)
+    model.load_state_dict(state["model"])
+    optimizer.load_state_dict(state["optimizer"])
+    schedule.load_state_dict(state["schedule"])
+    sync_weights_to_vllm(model, engine)
+    engine.set_random_state(state["random_engine"])
+    torch.set_rng_state(state["random"])
+    torch.cuda.set_rng_state_all(state["random_cuda"])
+    return state["step"]
 
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -290,4 +328,4 @@ def used(cfg: Any, model: "Model", optimizer: torch.optim.Optimizer, engine: Eng
 if __name__ == "__main__":
     with errors_for_people():
         args = run_arguments(__doc__)
-        train(args.settings, args.model, args.data, args.out, args.tracking)
+        train(args.settings, args.model, args.data, args.out, args.tracking, args.checkpoint_every)

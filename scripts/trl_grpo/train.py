@@ -11,9 +11,11 @@ from typing import Any
 
 import torch
 from datasets import Dataset
+from safetensors import SafetensorError
 from transformers import AutoTokenizer, PrinterCallback, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
+from scripts.checkpoints import KEPT, Checkpoints, say_unsaved, seal
 from scripts.cli import errors_for_people, run_arguments
 from scripts.grpo_scratch.rewards import correctness_reward as score_correct
 from scripts.grpo_scratch.rewards import format_reward as score_format
@@ -119,7 +121,8 @@ def trl_config(settings: dict[str, Any], max_length: int, out: Path) -> GRPOConf
         dataloader_pin_memory=on_gpu,
         logging_steps=cfg.updates_per_batch,  # a row a step, as ours: means over its updates
         report_to="none",
-        save_strategy="no",
+        save_strategy="no",  # the callback says when
+        save_total_limit=KEPT,
         disable_tqdm=True,
         **engine,
     )
@@ -156,15 +159,17 @@ class ObservedGRPOTrainer(GRPOTrainer):
 
     Args:
         clock: gets the phases.
+        metrics: the run's metrics.csv, which goes into each checkpoint.
         rewards: whose faults are counted a step.
     """
 
-    def __init__(self, *args: Any, clock: Clock, rewards: Rewards, **kwargs: Any):
+    def __init__(self, *args: Any, clock: Clock, metrics: Path, rewards: Rewards, **kwargs: Any):
         super().__init__(*args, reward_funcs=[rewards.correctness_reward, rewards.format_reward], **kwargs)
         self.clock = clock
         self.questions_drawn: list[str] = []
         self.bad_rewards = 0
         self.raw_mismatch: dict[str, float] = {}
+        self._metrics_file = metrics
         self._rewards = rewards
         if self.use_vllm:
             push = self.vllm_generation.sync_weights
@@ -191,6 +196,15 @@ class ObservedGRPOTrainer(GRPOTrainer):
         if "importance_sampling_ratio" in outputs:
             self.raw_mismatch = self._mismatch(outputs)
         return outputs
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        folder = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
+        with self.clock.stopped():
+            try:
+                super()._save_checkpoint(model, trial)
+                seal(folder, self._metrics_file)
+            except (OSError, RuntimeError, SafetensorError) as error:
+                say_unsaved(folder, error)
 
     def _mismatch(self, outputs: dict[str, Any]) -> dict[str, float]:
         """Columns that TRL logs after the cap only, or not at all."""
@@ -222,16 +236,19 @@ class OwnSampler:
         trainer.model.train()
         return groups
 
-    def load_weights(self, weights: Any) -> None:
-        raise NotImplementedError("TRL pushes weights itself")
-
 
 class MetricsCallback(TrainerCallback):
     """Writes a row of metrics.csv for each of TRL's logs."""
 
     def __init__(
-        self, record: RunRecord, trainer: ObservedGRPOTrainer, settings: dict[str, Any], validation: Validation
+        self,
+        record: RunRecord,
+        trainer: ObservedGRPOTrainer,
+        settings: dict[str, Any],
+        validation: Validation,
+        checkpoints: Checkpoints,
     ):
+        self._checkpoints = checkpoints
         self._record = record
         self._validation = validation
         self._accuracy: float | None = None
@@ -254,6 +271,9 @@ class MetricsCallback(TrainerCallback):
         if not updates_behind and self._validation.due(step):
             with self._trainer.clock.stopped():
                 self._accuracy = self._validation.accuracy(OwnSampler(self._trainer))
+        if not updates_behind:
+            control.should_save |= self._checkpoints.due(step)
+            control.should_training_stop |= self._checkpoints.stop_requested
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
         if not logs or "reward" not in logs:  # the summary at the end of training
@@ -295,10 +315,13 @@ class MetricsCallback(TrainerCallback):
         )
 
 
-def train(settings: dict[str, Any], model_dir: Path, data_dir: Path, out: Path, tracking: str) -> None:
+def train(
+    settings: dict[str, Any], model_dir: Path, data_dir: Path, out: Path, tracking: str, checkpoint_every: int
+) -> None:
     """Train the model in `model_dir` on the questions in `data_dir`; leave metrics, manifest and model in `out`."""
     cfg, instruction = settings["grpo"], settings["prompt"]["instruction"]
     verify(model_dir)
+    checkpoints = Checkpoints(settings, "scripts.trl_grpo.train", model_dir, data_dir, checkpoint_every)
     questions = read_rows(data_dir / "train.jsonl")
     tokenizer = AutoTokenizer.from_pretrained(model_dir)
     draws = step_questions(len(questions), cfg["prompts_per_step"], cfg["steps"], cfg["seed"])
@@ -315,24 +338,28 @@ def train(settings: dict[str, Any], model_dir: Path, data_dir: Path, out: Path, 
     torch.manual_seed(cfg["seed"])  # of the adapters, which TRL makes before it sets its seed
     trainer = ObservedGRPOTrainer(
         model=str(model_dir),
-        args=trl_config(settings, longest, out),
+        args=trl_config(settings, longest, checkpoints.folder),
         train_dataset=dataset,
         processing_class=tokenizer,
         peft_config=lora_config(cfg["lora_rank"], cfg["lora_alpha"]) if cfg["lora_rank"] else None,
         clock=clock,
+        metrics=out / "metrics.csv",
         rewards=Rewards(stop_token_ids(model_dir)),
     )
     trainer.remove_callback(PrinterCallback)
-    record = RunRecord(out, settings, tracking)
-    trainer.add_callback(MetricsCallback(record, trainer, settings, validation))
+    resumed = checkpoints.newest()
+    record = RunRecord(out, settings, tracking, resumed)
+    trainer.add_callback(MetricsCallback(record, trainer, settings, validation, checkpoints))
     clock.take()  # what came before is no part of the first step
-    trainer.train()
+    trainer.train(resume_from_checkpoint=None if resumed is None else str(resumed))
+    checkpoints.stop_here(trainer.state.global_step // trainer.num_iterations)
     # The validation is ours; without adapters alpha is nowhere; a budget of tokens is kept as a number of sequences.
     values = {name: cfg[name] for name in ("evaluate_every", "lora_alpha")} | used(trainer)
     values["max_tokens_per_micro_batch"] = max(
         cfg["max_tokens_per_micro_batch"], values["sequences_per_micro_batch"] * longest
     )
     record.finish("scripts.trl_grpo.train", values, USED_AS, whole(trainer.model), tokenizer, model_dir, data_dir)
+    checkpoints.remove()
 
 
 def used(trainer: GRPOTrainer) -> dict[str, Any]:
@@ -387,4 +414,11 @@ def used(trainer: GRPOTrainer) -> dict[str, Any]:
 if __name__ == "__main__":
     with errors_for_people():
         arguments = run_arguments(__doc__)
-        train(arguments.settings, arguments.model, arguments.data, arguments.out, arguments.tracking)
+        train(
+            arguments.settings,
+            arguments.model,
+            arguments.data,
+            arguments.out,
+            arguments.tracking,
+            arguments.checkpoint_every,
+        )

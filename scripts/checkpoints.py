@@ -1,0 +1,168 @@
+"""Checkpoints of a training run: whole or not at all, and only ever resumed by the run that wrote them.
+
+They lie in checkpoints/<run>-<digest>/checkpoint-<step>/, outside of what Snakemake deletes when a stage fails. The
+digest is of everything that the run depends on: settings, code, model and data. A run that has finished removes them.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from filelock import FileLock, Timeout
+
+from scripts.prepared import sha256_of
+from scripts.settings import as_text
+from scripts.sources import digest, imported_sources
+
+SEAL = "whole.json"  # size and SHA-256 of each file; written last
+KEPT = 2
+
+
+class Interrupted(Exception):
+    """The run was asked to stop and has left a checkpoint."""
+
+
+class Checkpoints:
+    """The checkpoints of one run, and the lock that keeps a second process off it.
+
+    Args:
+        module: the trainer's, for the code that it imports.
+        every: steps between checkpoints; 0: only when the run is asked to stop.
+    """
+
+    def __init__(self, settings: dict[str, Any], module: str, model_dir: Path, data_dir: Path, every: int):
+        records = [(model_dir / "model.json").read_text("utf-8"), (data_dir / "data.json").read_text("utf-8")]
+        identity = "\n".join([as_text(settings), digest(imported_sources(module)), *records])
+        self.folder = Path("checkpoints") / f"{settings['run']}-{hashlib.sha256(identity.encode()).hexdigest()[:12]}"
+        self._every = every
+        self._steps = settings["grpo"]["steps"]
+        self._lock = _locked(Path("checkpoints") / f"{settings['run']}.lock")
+        self._stop = StopRequest()
+
+    def newest(self) -> Path | None:
+        """The newest whole checkpoint; what is torn or unfinished is named and removed."""
+        for folder in sorted(self.folder.glob("checkpoint-*"), key=step_of, reverse=True):
+            fault = _fault(folder)
+            if fault is None:
+                print(f"going on from step {step_of(folder)} of {self._steps}: {folder}", flush=True)
+                return folder
+            print(f"{folder} is not whole ({fault}); left out", flush=True)
+            shutil.rmtree(folder)
+        return None
+
+    def due(self, step: int) -> bool:
+        """Whether to save after this step: every so many, and when the run is asked to stop; never after the last."""
+        return step < self._steps and (self._stop.requested or (self._every > 0 and step % self._every == 0))
+
+    def save(self, step: int, state: dict[str, Any], metrics: Path) -> None:
+        """Write a checkpoint. Where that fails, the run goes on without it, and the one before stays."""
+        unfinished, whole = self.folder / "unfinished", self.folder / f"checkpoint-{step}"
+        shutil.rmtree(unfinished, ignore_errors=True)
+        try:
+            unfinished.mkdir(parents=True)
+            torch.save(state, unfinished / "state.pt")
+            seal(unfinished, metrics)
+            os.replace(unfinished, whole)
+        except (OSError, RuntimeError) as error:  # torch reports a full disk as RuntimeError
+            say_unsaved(unfinished, error)
+            return
+        for old in sorted(self.folder.glob("checkpoint-*"), key=step_of)[:-KEPT]:
+            shutil.rmtree(old)
+
+    @property
+    def stop_requested(self) -> bool:
+        return self._stop.requested
+
+    def stop_here(self, step: int) -> None:
+        """End the run where it was asked to.
+
+        Raises:
+            Interrupted: with what happens next.
+        """
+        if self._stop.requested and step < self._steps:
+            self._close()
+            raise Interrupted(f"stopped after step {step}; the same command goes on from its last checkpoint")
+
+    def remove(self) -> None:
+        """The run is finished: its checkpoints have served."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self._close()
+
+    def _close(self) -> None:
+        self._stop.close()
+        self._lock.release()
+
+
+class StopRequest:
+    """Ctrl-C or SIGTERM lets the step in hand end; a second one ends the process at once."""
+
+    def __init__(self) -> None:
+        self.requested = False
+        self._before = {number: signal.signal(number, self._asked) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def close(self) -> None:
+        """Signals do again what they did before."""
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _asked(self, number: int, frame: Any) -> None:
+        if self.requested:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+        self.requested = True
+        print("stopping after this step (again: at once)", file=sys.stderr, flush=True)
+
+
+def seal(folder: Path, metrics: Path) -> None:
+    """Make a checkpoint whole: the metrics so far, and a record of every file; all of it really on the disk."""
+    shutil.copyfile(metrics, folder / "metrics.csv")
+    files = {path.name: path for path in folder.iterdir() if path.is_file() and path.name != SEAL}
+    for path in files.values():
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+    record = {name: {"bytes": path.stat().st_size, "sha256": sha256_of(path)} for name, path in sorted(files.items())}
+    with (folder / SEAL).open("w", encoding="utf-8") as file:
+        json.dump(record, file, indent=1)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def say_unsaved(folder: Path, error: Exception) -> None:
+    """A checkpoint could not be written: clear what there is of it, and say so."""
+    shutil.rmtree(folder, ignore_errors=True)
+    print(f"no checkpoint this time: {error}. The run goes on with the one before; is the disk full?", flush=True)
+
+
+def step_of(folder: Path) -> int:
+    return int(folder.name.rpartition("-")[2])
+
+
+def _fault(folder: Path) -> str | None:
+    """What is wrong with a checkpoint, in words."""
+    try:
+        record = json.loads((folder / SEAL).read_text("utf-8"))
+    except (OSError, ValueError):
+        return "it was not finished"
+    for name, recorded in record.items():
+        path = folder / name
+        if not path.exists() or path.stat().st_size != recorded["bytes"] or sha256_of(path) != recorded["sha256"]:
+            return f"{name} is damaged"
+    return None
+
+
+def _locked(path: Path) -> FileLock:
+    """Hold `path` until this process ends, however it ends; wait where another one holds it."""
+    path.parent.mkdir(exist_ok=True)
+    lock = FileLock(path)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        print(f"another process trains this run ({path} is locked); waiting for it to end", flush=True)
+        lock.acquire()
+    return lock

@@ -1,0 +1,195 @@
+"""A run that was stopped goes on where it was: the same curves, the same prompts, the same weights."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pandas as pd
+import pytest
+import torch
+from conftest import ROOT
+from test_trainers import TIMES, manifest, metrics, trainer_module
+from transformers import AutoModelForCausalLM
+
+from scripts import checkpoints as module
+from scripts import settings as project_settings
+from scripts.checkpoints import Interrupted
+from scripts.run_record import RunRecord
+
+TRAINERS = ["scratch", "trl"]
+
+
+@pytest.fixture
+def start(settings, demo_model, demo_data, tmp_path, monkeypatch):
+    """start(trainer, out, ...) trains in a folder of its own, with transformers as the sampler."""
+    monkeypatch.chdir(tmp_path)
+    # All runs of a test are in one process, which no lock keeps apart; it is tested by itself.
+    monkeypatch.setattr(module, "_locked", lambda path: SimpleNamespace(release=lambda: None))
+
+    def train(trainer: str, out: str, every: int = 2, stop_after: int | None = None, **grpo) -> pd.DataFrame:
+        run = project_settings.run_settings(settings, trainer)
+        run["grpo"] = {**run["grpo"], "steps": 6, "lr_schedule": "linear", "warmup_steps": 2, **grpo}
+        run["engine"]["name"] = "transformers"
+        with monkeypatch.context() as patch:
+            if stop_after:
+                patch.setattr(RunRecord, "write", stopping(RunRecord.write, stop_after))
+            trainer_module(trainer).train(run, demo_model, demo_data, Path(out), "none", every)
+        return metrics(Path(out))
+
+    return train
+
+
+def stopping(write, step):
+    """As a person who presses Ctrl-C while the line of this step is written."""
+
+    def written(record, row):
+        write(record, row)
+        if row["step"] == step:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    return written
+
+
+class Killed(BaseException):
+    """No handler catches it, so the process ends as if by SIGKILL: at once, with nothing saved."""
+
+
+def dying(write, step):
+    def written(record, row):
+        write(record, row)
+        if row["step"] == step:
+            raise Killed
+
+    return written
+
+
+def assert_equal_runs(one: Path, other: Path) -> None:
+    dropped = [name for name in TIMES if name != "seconds"] + ["seconds"]
+    pd.testing.assert_frame_equal(metrics(one).drop(columns=dropped), metrics(other).drop(columns=dropped))
+    ours, theirs = (AutoModelForCausalLM.from_pretrained(folder / "model") for folder in (one, other))
+    for name, weight in theirs.named_parameters():
+        assert torch.equal(ours.get_parameter(name), weight), name
+
+
+CHANGES = {
+    "plain": {},
+    "two updates a batch": {"updates_per_batch": 2, "old_logprobs": "recompute"},
+    "LoRA and KL": {"lora_rank": 4, "beta": 0.04},
+}
+
+
+@pytest.mark.parametrize("changes", CHANGES)
+@pytest.mark.parametrize("trainer", TRAINERS)
+def test_an_interrupted_run_goes_on_to_the_same_end(trainer, start, tmp_path, changes):
+    """Bit for bit the uninterrupted run: weights, metrics, prompts, validation."""
+    start(trainer, "whole", **CHANGES[changes])
+    last = 3 if trainer == "scratch" else 4  # TRL writes its row when the next step has as good as begun
+    with pytest.raises(Interrupted, match=f"stopped after step {last}; the same command goes on from its last"):
+        start(trainer, "parts", every=0, stop_after=3, **CHANGES[changes])
+    assert len(metrics(Path("parts"))) == last
+    shutil.rmtree("parts")  # as Snakemake does with the outputs of a stage that failed
+    rows = start(trainer, "parts", **CHANGES[changes])
+    assert rows["step"].tolist() == [1, 2, 3, 4, 5, 6] and rows["seconds"].is_monotonic_increasing
+    assert_equal_runs(Path("whole"), Path("parts"))
+    assert manifest(Path("parts"))["used"] == manifest(Path("whole"))["used"]
+    assert not list(Path("checkpoints").glob("*/*"))  # they have served
+
+
+@pytest.mark.parametrize("trainer", TRAINERS)
+def test_a_killed_run_loses_the_steps_since_its_last_checkpoint_and_no_more(trainer, start, monkeypatch, capsys):
+    start(trainer, "whole")
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(RunRecord, "write", dying(RunRecord.write, 5))
+        start(trainer, "parts")
+    start(trainer, "parts")
+    assert "going on from step 4 of 6: checkpoints/" in capsys.readouterr().out
+    assert_equal_runs(Path("whole"), Path("parts"))
+
+
+@pytest.mark.parametrize("trainer", TRAINERS)
+@pytest.mark.parametrize("damage", ["torn", "unfinished", "changed"])
+def test_a_damaged_checkpoint_is_named_and_the_one_before_taken(trainer, start, monkeypatch, capsys, damage):
+    start(trainer, "whole")
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(RunRecord, "write", dying(RunRecord.write, 5))
+        start(trainer, "parts")
+    newest = next(Path("checkpoints").glob("*/checkpoint-4"))
+    largest = max(newest.iterdir(), key=lambda path: path.stat().st_size)
+    content = largest.read_bytes()
+    if damage == "torn":
+        largest.write_bytes(content[: len(content) // 2])
+    elif damage == "changed":
+        largest.write_bytes(content[:5000] + b"\x00\x01" + content[5002:])
+    else:
+        (newest / module.SEAL).unlink()
+    start(trainer, "parts")
+    said = capsys.readouterr().out
+    reason = "it was not finished" if damage == "unfinished" else f"{largest.name} is damaged"
+    assert f"{newest} is not whole ({reason}); left out" in said and "going on from step 2 of 6" in said
+    assert_equal_runs(Path("whole"), Path("parts"))
+
+
+@pytest.mark.parametrize("trainer", TRAINERS)
+def test_changed_settings_never_resume_old_weights(trainer, start, capsys):
+    with pytest.raises(Interrupted):
+        start(trainer, "parts", stop_after=3)
+    start(trainer, "parts", learning_rate=2e-4)
+    assert "going on" not in capsys.readouterr().out
+    assert len({path.parent for path in Path("checkpoints").glob("*/checkpoint-*")}) == 1  # the other run's
+
+
+@pytest.mark.parametrize("trainer", TRAINERS)
+def test_a_full_disk_costs_the_checkpoint_and_not_the_run(trainer, start, monkeypatch, capsys):
+    def full(folder, metrics):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(module, "seal", full)
+    monkeypatch.setattr(trainer_module("trl"), "seal", full)
+    rows = start(trainer, "out")
+    assert len(rows) == 6
+    assert "no checkpoint this time: [Errno 28] No space left on device" in capsys.readouterr().out
+
+
+def test_two_are_kept(start, monkeypatch):
+    for trainer in TRAINERS:
+        with monkeypatch.context() as patch, pytest.raises(Killed):
+            patch.setattr(RunRecord, "write", dying(RunRecord.write, 6))
+            start(trainer, trainer, every=1)
+    kept = sorted(path.name for path in Path("checkpoints").glob("*/checkpoint-*"))
+    assert kept == ["checkpoint-4", "checkpoint-4", "checkpoint-5", "checkpoint-5"]
+
+
+def test_a_second_process_waits_for_the_first(tmp_path):
+    """However the first one ends: here by SIGKILL."""
+    code = "from pathlib import Path; from scripts.checkpoints import _locked; import time\n"
+    code += "lock = _locked(Path('checkpoints/scratch.lock')); print('mine', flush=True); time.sleep(60)"
+    with python(code, tmp_path) as first:
+        assert first.stdout.readline() == "mine\n"
+        with python(code, tmp_path) as second:
+            assert second.stdout.readline() == (
+                "another process trains this run (checkpoints/scratch.lock is locked); waiting for it to end\n"
+            )
+            first.kill()
+            assert second.stdout.readline() == "mine\n"
+            second.kill()
+
+
+def python(code: str, folder: Path) -> subprocess.Popen:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.Popen(
+        [sys.executable, "-c", code], cwd=folder, env=environment, stdout=subprocess.PIPE, text=True
+    )
+
+
+def test_a_checkpoint_records_each_of_its_files(start, monkeypatch):
+    with pytest.raises(Interrupted):
+        start("scratch", "out", every=0, stop_after=1)
+    folder = next(Path("checkpoints").glob("*/checkpoint-1"))
+    record = json.loads((folder / module.SEAL).read_text())
+    assert set(record) == {"state.pt", "metrics.csv"}
+    assert record["state.pt"]["bytes"] == (folder / "state.pt").stat().st_size
