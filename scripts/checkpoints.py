@@ -16,16 +16,13 @@ from typing import Any
 import torch
 from filelock import FileLock, Timeout
 
+from scripts.cli import RunStopped
 from scripts.prepared import sha256_of
 from scripts.settings import as_text
 from scripts.sources import digest, imported_sources
 
 SEAL = "whole.json"  # size and SHA-256 of each file; written last
 KEPT = 2
-
-
-class Interrupted(Exception):
-    """The run was asked to stop and has left a checkpoint."""
 
 
 class Checkpoints:
@@ -83,11 +80,11 @@ class Checkpoints:
         """End the run where it was asked to.
 
         Raises:
-            Interrupted: with what happens next.
+            RunStopped: with what happens next.
         """
         if self._stop.requested and step < self._steps:
             self._close()
-            raise Interrupted(f"stopped after step {step}; the same command goes on from its last checkpoint")
+            raise RunStopped(f"stopped after step {step}; the same command goes on from its last checkpoint")
 
     def remove(self) -> None:
         """The run is finished: its checkpoints have served."""

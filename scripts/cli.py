@@ -9,10 +9,12 @@ from pathlib import Path
 
 import yaml
 
-from scripts.checkpoints import Interrupted
 from scripts.prepared import DataError, ModelFilesError
-from scripts.scoring import RewardError
 from scripts.settings import SettingsError, load, run_settings
+
+
+class RunStopped(Exception):
+    """A training run ends before its last step; the message says why, and what to do."""
 
 
 def run_arguments(doc: str | None) -> argparse.Namespace:
@@ -40,10 +42,10 @@ def run_arguments(doc: str | None) -> argparse.Namespace:
 
 @contextmanager
 def errors_for_people() -> Iterator[None]:
-    """Faults of settings, models, data or rewards, and Ctrl-C, end the program with a message, without a traceback."""
+    """What a person can mend, and Ctrl-C, end the program with a message instead of a traceback."""
     try:
         yield
-    except (SettingsError, ModelFilesError, DataError, RewardError, Interrupted) as error:
+    except (SettingsError, ModelFilesError, DataError, RunStopped) as error:
         sys.exit(str(error))
     except KeyboardInterrupt:
         sys.exit("interrupted; the same command runs this stage again")

@@ -34,11 +34,11 @@ COLUMNS = [
     "accuracy",  # share of completions whose answer is right
     "advantage_std",
     "degenerate_groups",  # share of groups whose completions all got the same reward: no gradient from them
-    "kl",  # to the start model by kl_estimator, nats a token
+    "kl",  # to the start model by kl_estimator, nats a token, as it stands in the loss
     "entropy",  # nats a token
     "clip_fraction",  # share of tokens (with importance_level: sequence, of completions) that the clip met
     "ratio_mean",  # importance ratio policy / old policy
-    # The next five compare the sampler with the old policy. Raw but for correction_mean.
+    # The next five compare the sampler with the trainer before its update. Raw but for correction_mean.
     "logprob_difference",  # mean |trainer - sampler| of the sampled tokens' log-probs, nats
     "kl_sampler",  # KL(sampler || trainer), k3 estimate, nats a token
     "sampler_ratio_max",  # largest ratio trainer / sampler, of a token or, in the sequence modes, of a completion
@@ -48,7 +48,7 @@ COLUMNS = [
     "completion_length_max",
     "truncated_share",  # share of completions cut at the length limit
     "bad_rewards",  # completions whose reward failed; they count as 0
-    "skipped",  # 1: no completion of the step had a gradient, so the optimizer stood still
+    "skipped",  # 1: the step had no gradient at all, so the optimizer stood still
     "grad_norm",  # before clipping
     "weights_moved",  # share of the weights that the update changed, in a sample of about a million
     "learning_rate",
@@ -61,7 +61,7 @@ COLUMNS = [
     "seconds_step",
     "memory_gib",  # in use on the device by the driver's figure; on a CPU, the process's peak
     "prompts",  # digest of the questions drawn, in order
-    "validation_accuracy",  # greedy, every evaluate_every steps; the time it takes is in no other column
+    "validation_accuracy",  # greedy, every evaluate_every steps, of the sampler as it is; takes time of its own
 ]
 PACKAGES = [
     "torch",
@@ -234,9 +234,9 @@ def remarks(row: dict[str, Any]) -> list[str]:
     if row["truncated_share"] == 1:
         said.append("every completion was cut at max_completion_tokens, so few can be right; raise it")
     if row["degenerate_groups"] == 1:
-        said.append("the completions of each question all earned the same, so nothing can be learned from this step")
+        said.append("the completions of each question all earned the same: no advantage to learn from")
     if row.get("skipped"):
-        said.append("no completion has a gradient: the weights stay as they are")
+        said.append("no gradient: the weights stay as they are")
     return said
 
 

@@ -4,35 +4,38 @@ import math
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from scripts.cli import RunStopped
+
 Reward = TypeVar("Reward", float, dict[str, Any])
 LARGEST_SHARE = 0.05  # of a step's completions; with more than that the rewards say something else than was meant
-
-
-class RewardError(Exception):
-    """Too many completions of a step got no reward."""
 
 
 class Scoring:
     """Counts the completions whose reward failed; they earn nothing."""
 
     def __init__(self) -> None:
-        self._faults: dict[str, str] = {}  # completion -> what went wrong
+        self._faults: dict[int, str] = {}  # completion's place in the step -> what went wrong
 
-    def checked(self, completion: str, reward: Callable[[], Reward], nothing: Reward) -> Reward:
+    def checked(self, place: int, question: str, reward: Callable[[], Reward], nothing: Reward) -> Reward:
         """`reward()`, or `nothing` where that raises or gives something that is no finite number.
 
+        A completion with several rewards earns nothing from those after the first that fails.
+
         Args:
-            completion: names it in messages.
+            place: of the completion in the step, from 0.
+            question: its id, for messages.
             reward: gives a number, or a dict whose numbers are looked at.
         """
+        if place in self._faults:
+            return nothing
         try:
             value = reward()
         except Exception as error:  # a user's own reward function may raise anything
-            self._faults[completion] = f"{type(error).__name__}: {error}"
+            self._faults[place] = f"a completion of {question}: {type(error).__name__}: {error}"
             return nothing
         wrong = [n for n in (value.values() if isinstance(value, dict) else [value]) if not _sound(n)]
         if wrong:
-            self._faults[completion] = f"the reward is {wrong[0]!r}"
+            self._faults[place] = f"a completion of {question}: the reward is {wrong[0]!r}"
             return nothing
         return value
 
@@ -40,15 +43,14 @@ class Scoring:
         """How many of the step's completions got no reward; starts the next step.
 
         Raises:
-            RewardError: more than 5 % of them.
+            RunStopped: more than 5 % of them.
         """
         faults, self._faults = self._faults, {}
         if not faults:
             return 0
-        name, what = next(iter(faults.items()))
-        said = f"{len(faults)} of {completions} completions got no reward; {name}: {what}"
+        said = f"{len(faults)} of {completions} completions got no reward; {next(iter(faults.values()))}"
         if len(faults) > LARGEST_SHARE * completions:
-            raise RewardError(
+            raise RunStopped(
                 f"rewards: {said}. More than {LARGEST_SHARE:.0%} of a step is too many to learn from the rest; "
                 "mend the reward function in scripts/grpo_scratch/rewards.py"
             )

@@ -102,6 +102,7 @@ def _faults(values: dict[str, Any]) -> list[str]:
     grpo_sound = not any(f.startswith("grpo.") for f in faults)
     if grpo_sound:
         faults += _combination_faults(grpo, ("grpo",))
+        faults += [f"grpo.{fault}" for fault in _beyond_trl(grpo)]  # what both trainers share
     for run, entry in runs.items():
         if not isinstance(entry, dict):
             continue
@@ -141,6 +142,17 @@ def _combination_faults(grpo: dict[str, Any], path: tuple[str, ...]) -> list[str
             f"{_name(path)}.epsilon_high: with loss_type: cispo it caps the ratio itself, so "
             f"{grpo['epsilon_high']:g} would cut every token; set 5.0"
         )
+    if grpo["delta"] is not None and (grpo["loss_type"] == "cispo" or grpo["delta"] <= 1 + grpo["epsilon_high"]):
+        faults.append(
+            f"{_name(path)}.delta: {grpo['delta']:g} must lie above 1 + epsilon_high "
+            f"({1 + grpo['epsilon_high']:g}), and loss_type: cispo has none; set null"
+        )
+    if grpo["kl_estimator"] == "k1" and grpo["beta"] and not grpo["kl_bias_correction"]:
+        faults.append(
+            f"{_name(path)}.kl_estimator: k1 has no gradient without kl_bias_correction: true; set that, or k3"
+        )
+    if grpo["weights_dtype"] == "bf16" and grpo["precision"] != "bf16":
+        faults.append(f"{_name(path)}.precision: weights in bf16 compute in bf16; set precision: bf16")
     if grpo["warmup_steps"] > grpo["steps"]:
         faults.append(
             f"{_name(path)}.warmup_steps: {grpo['warmup_steps']} is more than the {grpo['steps']} steps of the run"
@@ -154,11 +166,13 @@ def _beyond_trl(grpo: dict[str, Any]) -> list[str]:
     """Settings that TRL has no counterpart for; a run must not look as if it had used them."""
     faults = []
     if grpo["sync_every"] != 1:
-        faults.append("sync_every: TRL pushes before every rollout; leave it at 1, or use trainer: scratch")
+        faults.append(
+            "sync_every: TRL pushes before every rollout; leave it at 1, or set it for a run with trainer: scratch"
+        )
     if grpo["kl_estimator"] != "k3":
-        faults.append("kl_estimator: TRL has k3 only; leave it at k3, or use trainer: scratch")
+        faults.append("kl_estimator: TRL has k3 only; leave it at k3, or set it for a run with trainer: scratch")
     if grpo["old_logprobs"] == "sampler":
-        faults.append("old_logprobs: TRL has no sampler; take detach or recompute, or use trainer: scratch")
+        faults.append("old_logprobs: TRL has no sampler; take another, or set it for a run with trainer: scratch")
     return faults
 
 

@@ -24,6 +24,7 @@ from scripts.grpo_scratch.grpo import (
     grpo_loss,
     importance_ratio,
     kl_estimate,
+    kl_penalty,
     micro_batches,
     sampler_mismatch,
     sequence_logprobs,
@@ -31,7 +32,7 @@ from scripts.grpo_scratch.grpo import (
     token_share,
 )
 from scripts.grpo_scratch.rollout import Completion, Sample
-from scripts.grpo_scratch.train import Means, learns
+from scripts.grpo_scratch.train import Means
 from scripts.prepared import read_rows
 from scripts.prompts import messages, prompt_text
 from scripts.run_record import Clock
@@ -174,7 +175,7 @@ def loss_settings(**changes) -> SimpleNamespace:
     defaults = {
         "loss_type": "dapo", "importance_level": "token", "epsilon": 0.2, "epsilon_high": 0.28, "delta": None,
         "beta": 0.0, "kl_estimator": "k3", "kl_bias_correction": True, "importance_correction": "none",
-        "importance_cap": CAP, "updates_per_batch": 1, "max_completion_tokens": MAX_TOKENS,
+        "importance_cap": CAP, "old_logprobs": "detach", "updates_per_batch": 1, "max_completion_tokens": MAX_TOKENS,
     }  # fmt: skip
     return SimpleNamespace(**defaults | changes)
 
@@ -254,9 +255,9 @@ def test_kl_estimates_of_a_known_pair_of_distributions(estimator):
     assert mean.item() == pytest.approx(exact.item(), rel=0.05 if estimator == "k2" else 1e-5)
 
 
-@pytest.mark.parametrize("estimator", ["k1", "k3"])
-def test_the_kl_times_the_ratio_has_the_gradient_of_the_kl(estimator):
-    """Without the ratio, k1's gradient is 0 on average; with it, it is the KL's, as DeepSeek-V3.2 says."""
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+def test_the_penalty_has_the_gradient_of_the_kl(estimator):
+    """k2 by itself, the others times the ratio, as DeepSeek-V3.2 says. Without it k1's gradient is 0 on average."""
     logits, reference = torch.tensor([0.3, 0.1, -0.4], requires_grad=True), torch.tensor([0.4, 0.35, 0.25]).log()
 
     def gradient(value: torch.Tensor) -> torch.Tensor:
@@ -266,7 +267,10 @@ def test_the_kl_times_the_ratio_has_the_gradient_of_the_kl(estimator):
     drawn = policy.detach().exp()  # how often each token is drawn
     exact = gradient((policy.exp() * (policy - reference)).sum())
     estimate, ratio = kl_estimate(policy, reference, estimator), (policy - policy.detach()).exp()
-    torch.testing.assert_close(gradient((drawn * estimate * ratio).sum()), exact, atol=1e-6, rtol=1e-4)
+    penalty = kl_penalty(estimate, ratio, estimator, bias_correction=True)
+    torch.testing.assert_close(gradient((drawn * penalty).sum()), exact, atol=1e-6, rtol=1e-4)
+    plain = kl_penalty(estimate, ratio, estimator, bias_correction=False)
+    assert plain is estimate
     if estimator == "k1":
         torch.testing.assert_close(gradient((drawn * estimate).sum()), torch.zeros(3), atol=1e-6, rtol=0)
 
@@ -398,15 +402,25 @@ def test_loss_with_importance_weights_and_kl(bias_correction, factor):
     loss, terms = grpo_loss(logprobs, batch, config, 2, 4)
     expected = (1.5 * -1.1 + 3 * 1.5 * 2.2 + 4 * 0.1 * math.log(2) * factor) / 4
     assert loss.item() == pytest.approx(expected, rel=1e-6)
-    torch.testing.assert_close(terms.kl, torch.full((2, 3), math.log(2)))
+    torch.testing.assert_close(terms.kl, torch.full((2, 3), factor * math.log(2)))
 
 
 def test_with_the_samplers_logprobs_as_old_ones_the_ratio_is_to_the_sampler():
+    """Their difference still shows, and a token that the sampler could not score counts as on policy."""
     batch = two_sequences()
-    batch.sampler_logprobs = batch.old_logprobs = torch.full((2, 3), -1.0)
-    _, terms = grpo_loss(torch.full((2, 3), -0.9), batch, loss_settings(), 2, 4)
-    torch.testing.assert_close(terms.ratio, torch.full((2, 3), math.exp(0.1)))
-    assert terms.mismatch.difference.max() == 0  # nothing is left to correct
+    batch.sampler_logprobs = batch.old_logprobs = torch.tensor([[-1.0] * 3, [-1.0, math.nan, -1.0]])
+    loss, terms = grpo_loss(torch.full((2, 3), -0.9), batch, loss_settings(old_logprobs="sampler"), 2, 4)
+    moved = math.exp(0.1)
+    torch.testing.assert_close(terms.ratio, torch.tensor([[moved] * 3, [moved, 1.0, moved]]))
+    torch.testing.assert_close(terms.mismatch.difference, torch.tensor([[0.1, 0.0, 0.0], [0.1, 0.0, 0.1]]))
+    assert math.isfinite(loss.item())
+
+
+@pytest.mark.parametrize("mode", CORRECTIONS)
+def test_a_token_that_the_sampler_could_not_score_is_not_corrected(mode):
+    mask = torch.tensor([[True, True]])
+    found = sampler_mismatch(torch.tensor([[-1.0, -1.0]]), torch.tensor([[math.nan, -1.0]]), mask, mode, 3.0)
+    assert found.weights.unique().tolist() == [1.0] and found.difference.tolist() == [[0.0, 0.0]]
 
 
 def test_token_shares_of_a_step_in_several_micro_batches():
@@ -437,13 +451,14 @@ def step_in_parts(model, samples, advantages, max_tokens, tokenizer, config):
     model.zero_grad()
     means, tokens = Means(), sum(len(s.completion.token_ids) for s in samples)
     for part in micro_batches(samples, advantages, max_tokens, tokenizer.pad_token_id, CPU):
-        with torch.set_grad_enabled(learns(part, config)):
+        learns = config.beta > 0 or bool(part.advantages.any())  # as in the loop
+        with torch.set_grad_enabled(learns):
             logprobs, entropy = sequence_logprobs(model, part, 0.8)
         if config.beta:
             part.old_logprobs = (logprobs.detach() + 0.1 * part.completion_mask) * part.completion_mask
             part.reference_logprobs = part.old_logprobs
         loss, terms = grpo_loss(logprobs, part, config, len(samples), tokens)
-        if learns(part, config):
+        if learns:
             loss.backward()
         means.add(part, entropy, loss, terms)
     return gradients(model), means.columns(config)
@@ -468,8 +483,7 @@ def test_groups_without_advantage_need_no_backward_and_change_no_gradient(model,
     """The second of three groups is worth the same throughout. Its tokens count in the mean and in the metrics."""
     config = loss_settings()
     batches = micro_batches(samples, ADVANTAGES.flatten(), 10**6, tokenizer.pad_token_id, CPU)
-    assert [learns(part, config) for part in batches] == [True, False]
-    assert all(learns(part, loss_settings(beta=0.1)) for part in batches)
+    assert [bool(part.advantages.any()) for part in batches] == [True, False]
     grads, columns = step_in_parts(model, samples, ADVANTAGES.flatten(), 10**6, tokenizer, config)
 
     model.zero_grad()
@@ -660,7 +674,7 @@ def test_parity_of_loss_gradients_and_metrics(
                 clip = their_metrics["cispo_clip_ratio" if loss_type == "cispo" else "clip_ratio/region_mean"]
                 assert our_metrics["clip_fraction"] == pytest.approx(clip, abs=1e-6), setting
                 assert (our_metrics["clip_fraction"] > 0.02) == bool(bounds), setting
-                if config.beta and not config.kl_bias_correction:  # else TRL logs the KL times the ratio
+                if config.beta:
                     assert our_metrics["kl"] == pytest.approx(their_metrics["kl"], rel=1e-5), setting
 
 
@@ -685,12 +699,37 @@ def test_parity_of_the_correction_for_the_sampler(trainer, model, samples, batch
     weights = in_trls_shape(mismatch.weights, inputs, batch)
     torch.testing.assert_close(weights, inputs["importance_sampling_ratio"], atol=0, rtol=1e-5)
     assert (weights == (CAP if mode.endswith("truncate") else 0)).any(), "no ratio is above the cap"
-    assert columns["correction_mean"] == pytest.approx(measured["sampling/importance_sampling_ratio/mean"], rel=1e-5)
+    logged = measured["sampling/importance_sampling_ratio/mean"]
+    if mode.startswith("sequence"):  # TRL counts the empty completion, of weight 1
+        logged = (12 * logged - 1) / 11
+    assert columns["correction_mean"] == pytest.approx(logged, rel=1e-5)
     assert columns["logprob_difference"] == pytest.approx(measured["sampling/sampling_logp_difference/mean"], rel=1e-5)
     # the raw values are the same in both runs' metrics, since TRL logs them after the cap only
-    raw = {name: columns[name] for name in ("kl_sampler", "sampler_ratio_max", "corrected_share")}
-    assert trainer.raw_mismatch == pytest.approx(raw, rel=1e-4)
+    of_sampler = ["logprob_difference", "kl_sampler", "sampler_ratio_max", "correction_mean", "corrected_share"]
+    raw = {name: columns[name] for name in of_sampler}
+    assert {name: observed(trainer, inputs)[name] for name in of_sampler} == pytest.approx(raw, rel=1e-4)
     assert raw["sampler_ratio_max"] > CAP and 0 < raw["corrected_share"] < 1
+
+
+def observed(trainer, *micro_batches: dict[str, torch.Tensor]) -> dict[str, float]:
+    """The columns that our wrapper takes from TRL's steps."""
+    trainer.observed = type(trainer.observed)()
+    for inputs in micro_batches:
+        trainer._compute_loss(trainer.model, inputs)
+    return trainer.observed.columns()
+
+
+def test_parity_of_the_samplers_difference_where_nothing_is_corrected(trainer, model, samples, batch, monkeypatch):
+    """TRL says nothing about the sampler then; the run that shows what a missing correction does needs the curve."""
+    config = loss_settings()
+    tell(trainer, config)
+    monkeypatch.setattr(trainer, "use_vllm", True)
+    inputs = trl_inputs(trainer, monkeypatch, samples, batch)
+    assert "importance_sampling_ratio" not in inputs
+    found, (_, _, columns) = observed(trainer, inputs), ours(model, batch, config)
+    for name in ("logprob_difference", "kl_sampler", "sampler_ratio_max"):
+        assert found[name] == pytest.approx(columns[name], rel=1e-4)
+    assert "correction_mean" not in found
 
 
 @pytest.mark.parametrize("scale", ["group", "batch", "none"])
@@ -737,10 +776,16 @@ def test_parity_across_accumulation_but_for_bnpo(trainer, model, samples, batch,
     inputs = trl_inputs(trainer, monkeypatch, samples, batch)
     inputs["advantages"] = batch.advantages
     trainer.model.zero_grad()
+    trainer.observed = type(trainer.observed)()
     for rows in torch.tensor([[0, 4, 8, 1], [5, 9, 2, 6], [10, 3, 7, 11]]):  # of unlike lengths
         part = {k: v[rows] if v.dim() else v for k, v in inputs.items()}
         trainer._compute_loss(trainer.model, part).backward()
-    _, our_gradients, _ = ours(model, batch, config)
+    _, our_gradients, our_metrics = ours(model, batch, config)
+    found = trainer.observed.columns()
+    # means over all tokens, where TRL itself logs means of the micro-batches' means
+    assert found["entropy"] == pytest.approx(our_metrics["entropy"], rel=1e-5)
+    logged = trainer._metrics["train"]["entropy"]
+    assert sum(logged) / len(logged) != pytest.approx(our_metrics["entropy"], rel=1e-3)
     difference = largest_difference(our_gradients, gradients(trainer.model))
     if loss_type == "bnpo":
         assert difference > 0.1

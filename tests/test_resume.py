@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 
 from scripts import checkpoints as module
 from scripts import settings as project_settings
-from scripts.checkpoints import Interrupted
+from scripts.cli import RunStopped
 from scripts.run_record import RunRecord
 
 TRAINERS = ["scratch", "trl"]
@@ -89,7 +89,7 @@ def test_an_interrupted_run_goes_on_to_the_same_end(trainer, start, tmp_path, ch
     """Bit for bit the uninterrupted run: weights, metrics, prompts, validation."""
     start(trainer, "whole", **CHANGES[changes])
     last = 3 if trainer == "scratch" else 4  # TRL writes its row when the next step has as good as begun
-    with pytest.raises(Interrupted, match=f"stopped after step {last}; the same command goes on from its last"):
+    with pytest.raises(RunStopped, match=f"stopped after step {last}; the same command goes on from its last"):
         start(trainer, "parts", every=0, stop_after=3, **CHANGES[changes])
     assert len(metrics(Path("parts"))) == last
     shutil.rmtree("parts")  # as Snakemake does with the outputs of a stage that failed
@@ -136,7 +136,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_taken(trainer, start, 
 
 @pytest.mark.parametrize("trainer", TRAINERS)
 def test_changed_settings_never_resume_old_weights(trainer, start, capsys):
-    with pytest.raises(Interrupted):
+    with pytest.raises(RunStopped):
         start(trainer, "parts", stop_after=3)
     start(trainer, "parts", learning_rate=2e-4)
     assert "going on" not in capsys.readouterr().out
@@ -187,7 +187,7 @@ def python(code: str, folder: Path) -> subprocess.Popen:
 
 
 def test_a_checkpoint_records_each_of_its_files(start, monkeypatch):
-    with pytest.raises(Interrupted):
+    with pytest.raises(RunStopped):
         start("scratch", "out", every=0, stop_after=1)
     folder = next(Path("checkpoints").glob("*/checkpoint-1"))
     record = json.loads((folder / module.SEAL).read_text())

@@ -79,6 +79,18 @@ def test_a_wrong_value_is_said_in_one_line(config, section, key, value, said):
             {"loss_type": "cispo"},
             "epsilon_high: with loss_type: cispo it caps the ratio itself, so 0.28 would cut every token; set 5.0",
         ),
+        (
+            {"delta": 1.2},
+            "delta: 1.2 must lie above 1 + epsilon_high (1.28), and loss_type: cispo has none; set null",
+        ),
+        (
+            {"beta": 0.1, "kl_estimator": "k1", "kl_bias_correction": False},
+            "kl_estimator: k1 has no gradient without kl_bias_correction: true; set that, or k3",
+        ),
+        (
+            {"weights_dtype": "bf16", "precision": "fp32"},
+            "precision: weights in bf16 compute in bf16; set precision: bf16",
+        ),
         ({"warmup_steps": 999}, "warmup_steps: 999 is more than the 5 steps of the run"),
         ({"reward_weights": {"correct": 0.0, "format": 0.0}}, "reward_weights: all are 0, so no completion is better "
                                                               "than another"),
@@ -88,6 +100,15 @@ def test_settings_that_contradict_each_other_are_named(config, changes, said):
     config["runs"] = {"mine": {"trainer": "scratch", "steps": 5, **changes}}
     config["report"]["runs"] = ["mine"]
     assert faults(config) == [f"runs.mine.{said}"]
+
+
+def test_what_both_trainers_share_must_be_what_both_can(config):
+    config["runs"] = {"mine": {"trainer": "scratch"}}
+    config["report"]["runs"] = ["mine"]
+    config["grpo"]["sync_every"] = 0
+    assert faults(config) == [
+        "grpo.sync_every: TRL pushes before every rollout; leave it at 1, or set it for a run with trainer: scratch"
+    ]
 
 
 def test_every_run_that_we_name_is_sound_and_differs_from_the_shared_settings(config):
@@ -110,17 +131,18 @@ def test_every_run_that_we_name_is_sound_and_differs_from_the_shared_settings(co
         (
             "stale",
             {"trainer": "trl", "sync_every": 0},
-            "runs.stale.sync_every: TRL pushes before every rollout; leave it at 1, or use trainer: scratch",
+            "runs.stale.sync_every: TRL pushes before every rollout; leave it at 1, or set it for a run with "
+            "trainer: scratch",
         ),
         (
             "k2",
             {"trainer": "trl", "kl_estimator": "k2"},
-            "runs.k2.kl_estimator: TRL has k3 only; leave it at k3, or use trainer: scratch",
+            "runs.k2.kl_estimator: TRL has k3 only; leave it at k3, or set it for a run with trainer: scratch",
         ),
         (
             "old",
             {"trainer": "trl", "old_logprobs": "sampler", "importance_correction": "none"},
-            "runs.old.old_logprobs: TRL has no sampler; take detach or recompute, or use trainer: scratch",
+            "runs.old.old_logprobs: TRL has no sampler; take another, or set it for a run with trainer: scratch",
         ),
     ],
 )

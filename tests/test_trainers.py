@@ -4,20 +4,23 @@ import importlib
 import importlib.util
 import itertools
 import json
+import math
 import random
 import re
 import shutil
 from fractions import Fraction
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
 from conftest import run_module
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3ForCausalLM
 
 from scripts import settings as project_settings
+from scripts.cli import RunStopped
 from scripts.evaluate import evaluate, graded_group, pass_at_k, powers, shown, with_interval
 from scripts.grpo_scratch import train as scratch
 from scripts.grpo_scratch.rewards import correctness_reward, strict_match
@@ -26,13 +29,19 @@ from scripts.prepared import ModelFilesError, read_rows, verify
 from scripts.prompts import prompt_text
 from scripts.report.compare import same
 from scripts.run_record import COLUMNS, Clock, prompts_digest, step_questions
-from scripts.scoring import RewardError
 from scripts.smoke import faults
 
 MODULES = {"scratch": "scripts.grpo_scratch.train", "trl": "scripts.trl_grpo.train"}
 TOKEN = "hf_thisisnosecretthisisnosecret"
 STEPS = 3
 SEQUENCES = 16
+
+
+@pytest.fixture(autouse=True)
+def apart(tmp_path, monkeypatch):
+    """Each test in a folder of its own; runs that fail here leave their lock to this process, which goes on."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("scripts.checkpoints._locked", lambda path: SimpleNamespace(release=lambda: None))
 
 
 @pytest.fixture(scope="module")
@@ -297,9 +306,14 @@ class Script:
         {"loss_type": "grpo", "max_tokens_per_micro_batch": 400},  # gradients add up over micro-batches
         {"loss_type": "cispo", "epsilon_high": 5.0, "updates_per_batch": 2, "old_logprobs": "recompute"},
         {"loss_type": "grpo", "importance_level": "sequence", "mask_truncated_completions": True},
+        {"temperature": 0.7, "scale_rewards": "batch", "delta": 1.4, "updates_per_batch": 2,
+         "old_logprobs": "recompute"},
+        {"lora_rank": 4, "lora_alpha": 9.0, "learning_rate": 1e-3},
+        {"lora_rank": 4, "precision": "bf16", "weights_dtype": "bf16", "gradient_checkpointing": True},
     ],
-    ids=["dapo", "accumulation", "two updates a batch", "GSPO without truncated ones"],
-)
+    ids=["dapo", "accumulation", "two updates a batch", "GSPO without truncated ones", "temperature, batch, delta",
+         "LoRA", "bf16"],
+)  # fmt: skip
 def test_parity_of_whole_runs_from_the_same_rollouts(settings, demo_model, demo_data, tmp_path, monkeypatch, changes):
     """Sampler aside, every number that both trainers log is the same, step after step, and so are their models."""
     from trl import GRPOTrainer
@@ -312,7 +326,7 @@ def test_parity_of_whole_runs_from_the_same_rollouts(settings, demo_model, demo_
         GRPOTrainer, "_generate_single_turn", lambda self, prompts, *args, **kwargs: (script.completions(prompts), None)
     )
     changes = {
-        "beta": 0.04, "kl_bias_correction": False, "lr_schedule": "cosine", "warmup_steps": 1, "steps": 4,
+        "beta": 0.04, "lr_schedule": "cosine", "warmup_steps": 1, "steps": 4,
         "evaluate_every": 0, "max_grad_norm": 0.5, "learning_rate": 1e-4, "max_tokens_per_micro_batch": 10**6,
         **changes,
     }  # fmt: skip
@@ -324,11 +338,10 @@ def test_parity_of_whole_runs_from_the_same_rollouts(settings, demo_model, demo_
     assert ours["kl"].iloc[-1] > 1e-6
     of_sampler = ["logprob_difference", "kl_sampler", "sampler_ratio_max", "correction_mean", "corrected_share"]
     unshared = [*TIMES, *of_sampler, "validation_accuracy", "ratio_mean", "skipped"]
-    if changes.get("mask_truncated_completions"):
-        unshared.append("clip_fraction")  # TRL counts what it masked as not clipped
-    if changes["max_tokens_per_micro_batch"] < 10**6:
-        unshared += ["kl", "entropy"]  # TRL's are means of the micro-batches' means, ours of all tokens
-    pd.testing.assert_frame_equal(ours.drop(columns=unshared), theirs.drop(columns=unshared), rtol=1e-3, atol=1e-6)
+    rtol = 0.1 if changes.get("precision") == "bf16" else 1e-3
+    pd.testing.assert_frame_equal(ours.drop(columns=unshared), theirs.drop(columns=unshared), rtol=rtol, atol=1e-6)
+    if "bf16" in changes.values():
+        return
 
     start, our_model, their_model = (
         AutoModelForCausalLM.from_pretrained(folder)
@@ -338,7 +351,7 @@ def test_parity_of_whole_runs_from_the_same_rollouts(settings, demo_model, demo_
         our_weight, their_weight = (m.get_parameter(name) for m in (our_model, their_model))
         assert (our_weight - their_weight).norm() < 1e-4 * their_weight.norm(), name
         # AdamW turns a rounding error of a gradient near 0 into a whole step of one weight, hence the room
-        assert (our_weight - their_weight).norm() < 0.02 * (their_weight - weight).norm(), name
+        assert (our_weight - their_weight).norm() <= 0.02 * (their_weight - weight).norm(), name
 
 
 # The reference of the KL
@@ -398,7 +411,9 @@ def test_bf16_weights_hardly_move(trainer, settings, demo_model, demo_data, tmp_
 
 def test_bf16_weights_are_warned_of(settings, demo_model, demo_data, tmp_path):
     with pytest.warns(UserWarning, match=r"weights_dtype: bf16 rounds an update away .* weights_moved"):
-        train_here("scratch", settings, demo_model, demo_data, tmp_path, weights_dtype="bf16", steps=1)
+        train_here(
+            "scratch", settings, demo_model, demo_data, tmp_path, weights_dtype="bf16", precision="bf16", steps=1
+        )
 
 
 def test_a_penalty_holds_the_policy_to_the_start_model(settings, demo_model, demo_data, tmp_path):
@@ -409,6 +424,54 @@ def test_a_penalty_holds_the_policy_to_the_start_model(settings, demo_model, dem
         for beta in (1e-6, 3.0)
     )
     assert tight["kl"][5] < 0.5 * loose["kl"][5]
+
+
+def test_the_samplers_logprobs_as_old_ones_show_a_stale_engine_in_the_ratio(settings, demo_model, demo_data, tmp_path):
+    changes = {"learning_rate": 1e-3, "steps": 4, "sync_every": 0}
+    sampler, detach = (
+        train_here("scratch", settings, demo_model, demo_data, tmp_path / old, old_logprobs=old, **changes)
+        for old in ("sampler", "detach")
+    )
+    assert (detach["ratio_mean"] == 1).all() and abs(sampler["ratio_mean"][3] - 1) > 0.01
+    assert sampler["logprob_difference"][3] > 0.01  # smoke's evidence is there in both
+    assert [fault for fault in faults(sampler, None) if "engine does not follow the trainer" in fault]
+
+
+@pytest.mark.parametrize(("setting", "value"), [("top_k", 1), ("top_p", 0.01)])
+def test_sampling_only_the_best_token_leaves_nothing_to_compare(
+    settings, demo_model, demo_data, tmp_path, setting, value
+):
+    for trainer in MODULES:
+        changes = {setting: value, "steps": 1, "evaluate_every": 0}
+        rows = train_here(trainer, settings, demo_model, demo_data, tmp_path / trainer, **changes)
+        assert rows["degenerate_groups"][0] == 1.0
+
+
+def test_bf16_autocast_is_used(settings, demo_model, demo_data, tmp_path):
+    rows = train_here("scratch", settings, demo_model, demo_data, tmp_path, precision="bf16", steps=1)
+    assert 1e-5 < rows["logprob_difference"][0] < 0.05  # the sampler is in bf16 throughout, the trainer in part
+
+
+def test_a_model_that_caps_its_logits_is_refused(settings, demo_model, demo_data, tmp_path, monkeypatch):
+    """Its own log-probs are not those of hidden states and head, so they are compared before anything is trained."""
+    forward = Qwen3ForCausalLM.forward
+
+    def capped(self, *args, **kwargs):
+        output = forward(self, *args, **kwargs)
+        output.logits = 2 * torch.tanh(output.logits / 2)
+        return output
+
+    monkeypatch.setattr(Qwen3ForCausalLM, "forward", capped)
+    with pytest.raises(ModelFilesError, match=r"qwen3: log-probs .* differ from the model's own by"):
+        train_here("scratch", settings, demo_model, demo_data, tmp_path)
+
+
+def test_a_gradient_that_is_not_finite_ends_the_run_before_it_spoils_the_weights(
+    settings, demo_model, demo_data, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(scratch, "group_advantages", lambda rewards, scale: torch.full_like(rewards, math.nan))
+    with pytest.raises(RunStopped, match=r"step 1: the gradient is nan; lower learning_rate"):
+        train_here("scratch", settings, demo_model, demo_data, tmp_path)
 
 
 def test_the_mean_over_sequences_weighs_short_completions_more(settings, demo_model, demo_data, tmp_path):
@@ -459,8 +522,9 @@ def test_a_reward_that_fails_now_and_then_is_counted_and_named(
 
 @pytest.mark.parametrize("trainer", MODULES)
 def test_rewards_that_fail_too_often_end_the_run(trainer, settings, demo_model, demo_data, tmp_path, monkeypatch):
-    failing(monkeypatch, trainer, raising, every=8)
-    with pytest.raises(RewardError, match=r"2 of 16 completions got no reward; .*More than 5% of a step"):
+    """Each counts, though they answer the same few questions."""
+    failing(monkeypatch, trainer, raising, every=2)
+    with pytest.raises(RunStopped, match=r"8 of 16 completions got no reward; .*More than 5% of a step"):
         train_here(trainer, settings, demo_model, demo_data, tmp_path)
 
 
@@ -476,7 +540,7 @@ def test_a_step_without_any_difference_in_reward_is_skipped_and_said(
     assert rows["entropy"].notna().all() and rows["logprob_difference"].max() < 1e-4  # still measured
     said = capsys.readouterr().out
     assert "step    1  the completions of each question all earned the same" in said
-    assert "step    1  no completion has a gradient: the weights stay as they are" in said
+    assert "step    1  no gradient: the weights stay as they are" in said
     start, trained = (AutoModelForCausalLM.from_pretrained(path) for path in (demo_model, tmp_path / "model"))
     assert all(torch.equal(p, start.get_parameter(name)) for name, p in trained.named_parameters())
 

@@ -138,29 +138,30 @@ def token_logprobs(
 
 
 class Mismatch(NamedTuple):
-    """How far the sampler's log-probs lie from the old policy's, raw, and the weights that make up for it."""
+    """How far the sampler's log-probs lie from the trainer's, raw, and the weights that make up for it."""
 
     weights: torch.Tensor  # (B, T), or (B, 1) for the sequence modes and for `none`
     ratio: torch.Tensor  # likewise: before the cap
-    difference: torch.Tensor  # (B, T) nats, |old policy - sampler|
-    kl: torch.Tensor  # (B, T) nats, k3 estimate of KL(sampler || old policy)
+    difference: torch.Tensor  # (B, T) nats, |trainer - sampler|
+    kl: torch.Tensor  # (B, T) nats, k3 estimate of KL(sampler || trainer)
 
 
 def sampler_mismatch(
-    old_logprobs: torch.Tensor, sampler_logprobs: torch.Tensor, mask: torch.Tensor, mode: str, cap: float
+    trainer_logprobs: torch.Tensor, sampler_logprobs: torch.Tensor, mask: torch.Tensor, mode: str, cap: float
 ) -> Mismatch:
-    """Compare the policy with the engine that sampled for it, and weigh the samples accordingly.
+    """Compare the policy before its update with the engine that sampled for it, and weigh the samples accordingly.
 
-    The importance ratio old policy / sampler of each token, or of the whole sequence, is cut at `cap` (truncate) or set
-    to 0 above it (mask). TRL: `vllm_importance_sampling_mode`; Yao et al. 2025, "Your efficient RL framework secretly
-    brings you off-policy RL training". `none` weighs everything 1.
+    The importance ratio trainer / sampler of each token, or of the whole sequence, is cut at `cap` (truncate) or set to
+    0 above it (mask); `none` weighs everything 1. The modes are TRL's (`vllm_importance_sampling_mode`); token_truncate
+    is the truncated importance sampling of Yao et al. 2025, "Your efficient RL framework secretly brings you off-policy
+    RL training". A token that the engine could not score (NaN) counts as equal, as in TRL.
 
     Args:
-        old_logprobs, sampler_logprobs: (B, T) fp32; no gradient flows.
+        trainer_logprobs, sampler_logprobs: (B, T) fp32; no gradient flows.
         mask: (B, T) bool, the completion tokens.
         mode: none, token_truncate, token_mask, sequence_truncate or sequence_mask.
     """
-    log_ratio = (old_logprobs.detach() - sampler_logprobs) * mask  # (B, T)
+    log_ratio = (trainer_logprobs.detach() - sampler_logprobs).nan_to_num(nan=0.0) * mask  # (B, T)
     whole = log_ratio.sum(1, keepdim=True) if mode.startswith("sequence") else log_ratio
     ratio = whole.exp()
     if mode == "none":
@@ -169,7 +170,7 @@ def sampler_mismatch(
         weights = ratio.clamp(max=cap)
     else:
         weights = ratio.masked_fill(ratio > cap, 0.0)
-    return Mismatch(weights, ratio, log_ratio.abs(), kl_estimate(sampler_logprobs, old_logprobs.detach(), "k3") * mask)
+    return Mismatch(weights, ratio, log_ratio.abs(), log_ratio.exp() - 1 - log_ratio)
 
 
 def kl_estimate(logprobs: torch.Tensor, reference_logprobs: torch.Tensor, estimator: str) -> torch.Tensor:
@@ -177,7 +178,8 @@ def kl_estimate(logprobs: torch.Tensor, reference_logprobs: torch.Tensor, estima
 
     Schulman's estimators (joschu.net/blog/kl-approx.html): `k1` = d, unbiased and noisy; `k2` = d^2 / 2, biased and
     quiet; `k3` = exp(-d) - 1 + d, unbiased, never negative (DeepSeekMath equation 4; the one that TRL has).
-    As a loss, k1 has a gradient of 0 on average unless it is multiplied by the importance ratio.
+    As a loss, k2 has the KL's gradient as it is; k1 and k3 have it when they are multiplied by the importance ratio
+    (`kl_penalty`), and without that k1 has none on average.
     """
     difference = logprobs - reference_logprobs
     if estimator == "k1":
@@ -187,13 +189,22 @@ def kl_estimate(logprobs: torch.Tensor, reference_logprobs: torch.Tensor, estima
     return (-difference).exp() - 1 + difference
 
 
+def kl_penalty(kl: torch.Tensor, ratio: torch.Tensor, estimator: str, bias_correction: bool) -> torch.Tensor:
+    """The KL as it enters the loss, (B, T): times the importance ratio, so that its gradient on policy is the KL's.
+
+    DeepSeek-V3.2 (arXiv:2512.02556); TRL: `use_bias_correction_kl`. With a ratio of sequences it is no longer exact.
+    k2 stays as it is: its gradient is the KL's already.
+    """
+    return kl * ratio if bias_correction and estimator != "k2" else kl
+
+
 def importance_ratio(
     logprobs: torch.Tensor, old_logprobs: torch.Tensor, mask: torch.Tensor, level: str
 ) -> torch.Tensor:
     """Policy / old policy, of each token (B, T), or one for each sequence (B, 1).
 
-    `token`: exp(log pi - log pi_old), PPO's. `sequence`: its geometric mean over the completion, GSPO
-    (arXiv:2507.18071, equation 7). TRL: `importance_sampling_level`.
+    `token`: exp(log pi - log pi_old), PPO's (arXiv:1707.06347, section 3). `sequence`: its geometric mean over the
+    completion, GSPO (arXiv:2507.18071, equation 7). TRL: `importance_sampling_level`.
     """
     log_ratio = logprobs - old_logprobs
     if level == "sequence":
@@ -204,10 +215,11 @@ def importance_ratio(
 def clipped_objective(
     ratio: torch.Tensor, advantages: torch.Tensor, epsilon: float, epsilon_high: float, delta: float | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """min(rho A, clip(rho, 1 - epsilon, 1 + epsilon_high) A), and where the clip took the gradient away (bool).
+    """min(rho A, clip(rho, 1 - epsilon, 1 + epsilon_high) A), and where that clip took the gradient away (bool).
 
-    PPO (arXiv:1707.06347, equation 7) with DAPO's higher upper bound (arXiv:2503.14476, equation 10). Where A < 0 the
-    ratio has no upper bound there; `delta` sets one (INTELLECT-2, arXiv:2505.07291), TRL: `delta`.
+    PPO (arXiv:1707.06347, equation 7) with DAPO's higher upper bound (arXiv:2503.14476, equation 10); TRL: `epsilon`,
+    `epsilon_high`. Where A < 0 the ratio has no upper bound there; `delta` sets one (INTELLECT-2, arXiv:2505.07291),
+    which is not counted as a clip, as in TRL.
 
     Args:
         ratio: (B, T) or (B, 1).
@@ -238,7 +250,7 @@ class Terms(NamedTuple):
     ratio: torch.Tensor  # (B, T) or (B, 1)
     clipped: torch.Tensor  # bool, likewise
     mismatch: Mismatch
-    kl: torch.Tensor | None  # (B, T) to the reference, before the importance ratio
+    kl: torch.Tensor | None  # (B, T) to the reference, as it stands in the loss
 
 
 def grpo_loss(
@@ -253,7 +265,8 @@ def grpo_loss(
     Args:
         logprobs: (B, T) fp32 with gradient, of the policy in training.
         settings: the grpo section.
-        sequences, tokens: completions and completion tokens in the whole step.
+        sequences: completions in the whole step, those left out as truncated too.
+        tokens: completion tokens in the whole step, without those left out.
 
     Returns:
         The loss (scalar), and what it was made of.
@@ -261,6 +274,7 @@ def grpo_loss(
     mask = batch.completion_mask
     # As long as one update follows each batch, the old policy is the one in hand and the ratio is exactly 1.
     old = logprobs.detach() if batch.old_logprobs is None else batch.old_logprobs
+    old = old.where(~old.isnan(), logprobs.detach())  # tokens that the engine could not score
     ratio = importance_ratio(logprobs, old, mask, settings.importance_level)
     advantages = batch.advantages[:, None]  # (B, 1)
     if settings.loss_type == "cispo":
@@ -269,20 +283,20 @@ def grpo_loss(
         objective, clipped = clipped_objective(
             ratio, advantages, settings.epsilon, settings.epsilon_high, settings.delta
         )
+    # Where the sampler's log-probs serve as the old ones, they are still held against the trainer's own.
+    trainer = logprobs if settings.old_logprobs == "sampler" else old
     mismatch = sampler_mismatch(
-        old, batch.sampler_logprobs, mask, settings.importance_correction, settings.importance_cap
+        trainer, batch.sampler_logprobs, mask, settings.importance_correction, settings.importance_cap
     )
     losses = -objective * mismatch.weights
     kl = None
     if batch.reference_logprobs is not None:
         kl = kl_estimate(logprobs, batch.reference_logprobs, settings.kl_estimator)
-        # Multiplied by the ratio, the KL's gradient is unbiased (DeepSeek-V3.2, arXiv:2512.02556);
-        # TRL: use_bias_correction_kl.
-        losses = losses + settings.beta * (kl * ratio if settings.kl_bias_correction else kl)
-        kl = kl.detach()
+        kl = kl_penalty(kl, ratio, settings.kl_estimator, settings.kl_bias_correction)
+        losses = losses + settings.beta * kl
     share = token_share(mask, settings.loss_type, sequences, tokens, settings.max_completion_tokens)
     loss = (losses * share * mask).sum()
-    return loss, Terms(ratio.detach(), clipped, mismatch, kl)
+    return loss, Terms(ratio.detach(), clipped, mismatch, None if kl is None else kl.detach())
 
 
 def token_share(
@@ -291,8 +305,9 @@ def token_share(
     """How much each token counts in the mean over the step, as (B, 1) fp32.
 
     `grpo` averages the tokens of a completion, then the completions (DeepSeekMath equation 3); `dapo`, `cispo` and
-    `bnpo` average all tokens of the step (DAPO equation 10; TRL's bnpo averages each micro-batch by itself); `dr_grpo`
-    divides by the longest allowed length, so that length is neither rewarded nor punished (arXiv:2503.20783).
+    `bnpo` average all tokens of the step, as TRL does (DAPO equation 12 those of one question; TRL's bnpo those of one
+    micro-batch); `dr_grpo` divides by the longest allowed length, so that length is neither rewarded nor punished
+    (arXiv:2503.20783). TRL: `loss_type`.
     """
     if loss_type == "grpo":
         return 1 / (mask.sum(1, keepdim=True).clamp(min=1) * sequences)

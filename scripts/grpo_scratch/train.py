@@ -1,9 +1,15 @@
 """GRPO by hand. The loop in `train` is the method: sample, score, compare, update, push.
 
 python -m scripts.grpo_scratch.train --run scratch --model models/demo --data data/demo --out results/scratch
+
+The run's settings are those of config.yaml: the grpo section with the overrides of runs.<run>. It leaves metrics.csv (a
+row a step), manifest.json (what was used) and the trained model in --out, and goes on from its last checkpoint if it
+was stopped. The pipeline calls it so; by hand, prepare a model and questions first: snakemake models/demo/model.json
+data/demo/data.json
 """
 
 import copy
+import math
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,11 +18,12 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, get_scheduler
 
 from scripts.checkpoints import Checkpoints
-from scripts.cli import errors_for_people, run_arguments
+from scripts.cli import RunStopped, errors_for_people, run_arguments
 from scripts.grpo_scratch.grpo import (
     ADVANTAGE_EPSILON,
     Batch,
     Terms,
+    collate,
     degenerate,
     group_advantages,
     grpo_loss,
@@ -24,7 +31,15 @@ from scripts.grpo_scratch.grpo import (
     sequence_logprobs,
 )
 from scripts.grpo_scratch.rewards import total_reward
-from scripts.grpo_scratch.rollout import Engine, Sample, Sampling, build_engine, rollout, sync_weights_to_vllm
+from scripts.grpo_scratch.rollout import (
+    Completion,
+    Engine,
+    Sample,
+    Sampling,
+    build_engine,
+    rollout,
+    sync_weights_to_vllm,
+)
 from scripts.lora import has_adapters, lora_config, trainable, whole
 from scripts.prepared import ModelFilesError, read_rows, verify
 from scripts.prompts import longest_sequence
@@ -56,8 +71,10 @@ def train(
     )
     engine = build_engine(model_dir, run.engine, longest, sequences, cfg.precision, cfg.seed)
     model, reference = build_policy(model_dir, cfg, device)
+    check_logprobs(model, tokenizer.encode(questions[0]["question"]), device)
     optimizer = torch.optim.AdamW(trainable(model), lr=cfg.learning_rate, weight_decay=0.0, fused=True)
     updates = cfg.updates_per_batch
+    warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step")  # a first step without a gradient
     schedule = get_scheduler(cfg.lr_schedule, optimizer, cfg.warmup_steps * updates, cfg.steps * updates)
     autocast = torch.autocast(device.type, torch.bfloat16, enabled=cfg.precision == "bf16")
 
@@ -74,7 +91,8 @@ def train(
 
         # 2. Score each completion, in plain Python.
         with clock("reward"):
-            scores = [score(sample, settings["grpo"]["reward_weights"], scoring) for sample in samples]
+            weights = settings["grpo"]["reward_weights"]
+            scores = [score(place, sample, weights, scoring) for place, sample in enumerate(samples)]
             rewards = torch.tensor([earned["total"] for earned in scores]).view(-1, cfg.group_size)  # (P, G)
             bad_rewards = scoring.take(len(samples))
 
@@ -96,23 +114,21 @@ def train(
                 for batch in batches:
                     batch.old_logprobs = old_logprobs(model, batch, cfg)
                     batch.reference_logprobs = reference_logprobs(model, reference, batch, cfg)
-            skipped = not any(learns(batch, cfg) for batch in batches)
-            means, grad_norm = Means(), 0.0
+            means = Means()
             for _ in range(updates):
                 for batch in batches:
-                    with autocast, torch.set_grad_enabled(learns(batch, cfg)):
+                    # Without a KL, groups of equal rewards have no gradient.
+                    learns = cfg.beta > 0 or bool(batch.advantages.any())
+                    with autocast, torch.set_grad_enabled(learns):
                         logprobs, entropy = sequence_logprobs(model, batch, cfg.temperature)  # (B, T)
                     loss, terms = grpo_loss(logprobs, batch, cfg, sequences, tokens)
-                    if learns(batch, cfg):
+                    if learns:
                         loss.backward()
                     means.add(batch, entropy, loss, terms)
                 learning_rate = schedule.get_last_lr()[0]
-                if not skipped:  # even without a gradient, AdamW's momentum would move the weights
-                    grad_norm = torch.nn.utils.clip_grad_norm_(trainable(model), cfg.max_grad_norm).item()
-                    moved.remember()
-                    optimizer.step()
-                    moved.compare()
-                    optimizer.zero_grad()
+                moved.remember()
+                grad_norm = update(model, optimizer, cfg.max_grad_norm, step)
+                moved.compare()
                 schedule.step()
 
         # 5. Push the new weights into the engine.
@@ -121,7 +137,7 @@ def train(
                 sync_weights_to_vllm(model, engine)
 
         measured = {"step": step, "grad_norm": grad_norm, "learning_rate": learning_rate, "bad_rewards": bad_rewards}
-        measured |= {"skipped": int(skipped), "weights_moved": 0.0 if skipped else moved.share}
+        measured |= {"skipped": int(grad_norm == 0), "weights_moved": moved.share}
         if validation.due(step):
             with clock.stopped():
                 measured["validation_accuracy"] = validation.accuracy(engine)
@@ -131,7 +147,7 @@ def train(
                 checkpoints.save(step, state_of(step, model, optimizer, schedule, engine), record.metrics)
         checkpoints.stop_here(step)
 
-    values = used(cfg, model, optimizer, engine)
+    values = used(cfg, sampling, autocast, model, optimizer, engine)
     record.finish("scripts.grpo_scratch.train", values, {}, whole(model), tokenizer, model_dir, data_dir)
     checkpoints.remove()
 
@@ -142,12 +158,6 @@ def build_policy(model_dir: Path, cfg: Any, device: torch.device) -> tuple["Mode
     With LoRA the model itself stays as it was, so it needs no copy.
     """
     model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=DTYPES[cfg.weights_dtype]).to(device)
-    for name in ("final_logit_softcapping", "logits_scaling", "logit_scale"):
-        if getattr(model.config, name, None) not in (None, 1.0):
-            raise ModelFilesError(
-                f"{model_dir}: this architecture changes its logits ({name}), which the hand-written log-probs leave "
-                "out; take a model without it"
-            )
     reference = copy.deepcopy(model) if cfg.beta > 0 and not cfg.lora_rank else None
     if cfg.weights_dtype == "bf16" and not cfg.lora_rank:
         warnings.warn(
@@ -195,19 +205,54 @@ def restore(checkpoint: Path, model: "Model", optimizer: Any, schedule: Any, eng
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
-def score(sample: Sample, weights: dict[str, float], scoring: Scoring) -> dict[str, Any]:
+@torch.no_grad()
+def check_logprobs(model: "Model", tokens: list[int], device: torch.device) -> None:
+    """Compare log-probs as training takes them with the model's own, on one text.
+
+    Raises:
+        ModelFilesError: they differ, for the architecture scales or caps its logits, or drops out at random.
+    """
+    sample = Sample({}, tokens[:1], Completion(tokens[1:], [0.0] * (len(tokens) - 1), False), "")
+    ours, _ = sequence_logprobs(model, collate([sample], torch.zeros(1), 0, device), 1.0)  # (1, T)
+    training = model.training
+    logits = model.eval()(torch.tensor([tokens], device=device)).logits[0, :-1].float()  # (T, V)
+    model.train(training)
+    theirs = logits.log_softmax(-1).gather(-1, torch.tensor(tokens[1:], device=device)[:, None]).squeeze(-1)
+    difference = (ours[0] - theirs).abs().max().item()
+    if difference > (1e-2 if model.dtype == torch.float32 else 0.5):
+        raise ModelFilesError(
+            f"{model.config.model_type}: log-probs from hidden states and head differ from the model's own by "
+            f"{difference:.3g} nats. It scales or caps its logits, or has dropout; the hand-written loop takes models "
+            "that do neither (Llama, Qwen, Mistral, ...)"
+        )
+
+
+def update(model: "Model", optimizer: torch.optim.Optimizer, max_grad_norm: float, step: int) -> float:
+    """One step of the optimizer with the gradient cut to `max_grad_norm`; returns the gradient's norm before that.
+
+    Without any gradient the weights stay: AdamW's momentum would move them all the same, as it does in TRL.
+
+    Raises:
+        RunStopped: the gradient is not finite; the weights are still those of the step before.
+    """
+    norm = torch.nn.utils.clip_grad_norm_(trainable(model), max_grad_norm).item()
+    if not math.isfinite(norm):
+        raise RunStopped(f"step {step}: the gradient is {norm}; lower learning_rate, or set precision: fp32")
+    if norm > 0:
+        optimizer.step()
+    optimizer.zero_grad()
+    return norm
+
+
+def score(place: int, sample: Sample, weights: dict[str, float], scoring: Scoring) -> dict[str, Any]:
     """What a sample earns, or nothing where its reward fails; see `total_reward`."""
     truncated = sample.completion.truncated
     return scoring.checked(
-        f"a completion of {sample.question['id']}",
+        place,
+        sample.question["id"],
         lambda: total_reward(sample.text, sample.question["gold"], truncated, weights),
         nothing={"total": 0.0, "correct": 0.0, "format": 0.0, "truncated": truncated},
     )
-
-
-def learns(batch: Batch, cfg: Any) -> bool:
-    """Whether a micro-batch has a gradient: without a KL, groups of equal rewards have none."""
-    return cfg.beta > 0 or bool(batch.advantages.any())
 
 
 def old_logprobs(model: "Model", batch: Batch, cfg: Any) -> torch.Tensor | None:
@@ -253,12 +298,14 @@ class Means:
         }
         for name, value in values.items():
             if value is not None:
-                # values of whole sequences, (B, 1), are averaged over sequences
-                mask = batch.completion_mask if value.shape == batch.completion_mask.shape else torch.ones_like(value)
+                mask = batch.completion_mask
+                if value.shape != mask.shape:  # values of whole sequences, (B, 1), are averaged over sequences
+                    mask = mask.any(1, keepdim=True)
                 self._sums[name] = self._sums.get(name, 0) + (value * mask).sum()
                 self._counts[name] = self._counts.get(name, 0) + mask.sum()
         self._losses.append(loss.detach())
-        self._ratios.append(ratio.max())
+        real = ratio if ratio.shape != batch.completion_mask.shape else ratio.masked_fill(~batch.completion_mask, 0.0)
+        self._ratios.append(real.max())
 
     def columns(self, cfg: Any) -> dict[str, float]:
         """The columns of metrics.csv; without those that the settings leave without meaning."""
@@ -309,9 +356,17 @@ def log(
     )
 
 
-def used(cfg: Any, model: "Model", optimizer: torch.optim.Optimizer, engine: Engine) -> dict[str, Any]:
+def used(
+    cfg: Any,
+    sampling: Sampling,
+    autocast: torch.autocast,
+    model: "Model",
+    optimizer: torch.optim.Optimizer,
+    engine: Engine,
+) -> dict[str, Any]:
     """The values that this run really used, read off its objects where they keep them."""
     group = optimizer.param_groups[0]
+    adapters = getattr(model, "peft_config", None)
     return {
         **vars(cfg),
         "reward_weights": vars(cfg.reward_weights),
@@ -320,7 +375,14 @@ def used(cfg: Any, model: "Model", optimizer: torch.optim.Optimizer, engine: Eng
         "optimizer": f"AdamW, betas {group['betas']}, eps {group['eps']}, weight decay {group['weight_decay']}",
         "advantage_epsilon": ADVANTAGE_EPSILON,
         "weights_dtype": next(name for name, dtype in DTYPES.items() if dtype == model.dtype),
-        "lora_rank": model.peft_config["default"].r if has_adapters(model) else 0,
+        "precision": "bf16" if autocast._enabled or model.dtype == torch.bfloat16 else "fp32",
+        "gradient_checkpointing": model.is_gradient_checkpointing,
+        "group_size": sampling.n,
+        "max_completion_tokens": sampling.max_tokens,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        **({"lora_rank": adapters["default"].r, "lora_alpha": adapters["default"].lora_alpha} if adapters else {}),
         "sampler": engine.name,
     }
 

@@ -4,10 +4,9 @@ python -m scripts.trl_grpo.train --run trl --model models/demo --data data/demo 
 """
 
 import importlib.util
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from datasets import Dataset
@@ -45,18 +44,18 @@ class Rewards:
     ) -> list[float]:
         """1.0 where the completion answers the gold, else 0.0."""
         rewards = []
-        for question, text, ids, answer in zip(id, completions, completion_ids, gold, strict=True):
-            truncated = ids[-1] not in self._stop
-            rewards.append(self._checked(question, partial(score_correct, text, answer, truncated)))
+        for place, (text, ids, answer) in enumerate(zip(completions, completion_ids, gold, strict=True)):
+            truncated = not ids or ids[-1] not in self._stop
+            reward = partial(score_correct, text, answer, truncated)
+            rewards.append(self.scoring.checked(place, id[place], reward, nothing=0.0))
         return rewards
 
     def format_reward(self, completions: list[Any], id: list[str], **_: Any) -> list[float]:
         """1.0 for exactly one final "#### number" line, else 0.0."""
-        rows = zip(id, completions, strict=True)
-        return [self._checked(question, partial(score_format, text)) for question, text in rows]
-
-    def _checked(self, question: str, reward: Callable[[], float]) -> float:
-        return self.scoring.checked(f"a completion of {question}", reward, nothing=0.0)
+        return [
+            self.scoring.checked(place, id[place], partial(score_format, text), nothing=0.0)
+            for place, text in enumerate(completions)
+        ]
 
 
 def sequences_per_micro_batch(sequences: int, longest: int, max_tokens: int) -> int:
@@ -155,7 +154,7 @@ USED_AS = {
 
 
 class ObservedGRPOTrainer(GRPOTrainer):
-    """GRPOTrainer, watched: its phases, which it reports to wandb and mlflow only, and its samples before it cuts them.
+    """GRPOTrainer, watched: what it reports to wandb and mlflow only, after the cap only, or as means of means.
 
     Args:
         clock: gets the phases.
@@ -168,7 +167,8 @@ class ObservedGRPOTrainer(GRPOTrainer):
         self.clock = clock
         self.questions_drawn: list[str] = []
         self.bad_rewards = 0
-        self.raw_mismatch: dict[str, float] = {}
+        self.degenerate_groups = 0.0
+        self.observed = Observed()
         self._metrics_file = metrics
         self._rewards = rewards
         if self.use_vllm:
@@ -187,15 +187,32 @@ class ObservedGRPOTrainer(GRPOTrainer):
     def _calculate_rewards(self, inputs: list[dict[str, Any]], *args: Any, **kwargs: Any) -> Any:
         self.questions_drawn = [row["id"] for row in inputs[:: self.num_generations]]
         with self.clock("reward"):
-            rewards = super()._calculate_rewards(inputs, *args, **kwargs)
+            rewards = super()._calculate_rewards(inputs, *args, **kwargs)  # (B, 2)
             self.bad_rewards = self._rewards.scoring.take(len(inputs))
-            return rewards
+        total = (rewards * self.reward_weights.to(rewards)).sum(1).view(-1, self.num_generations)  # (P, G)
+        self.degenerate_groups = (total.amax(1) == total.amin(1)).float().mean().item()
+        return rewards
 
-    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        outputs = super()._generate_and_score_completions(inputs)
-        if "importance_sampling_ratio" in outputs:
-            self.raw_mismatch = self._mismatch(outputs)
+    def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
+        outputs = super()._get_per_token_logps_and_entropies(*args, **kwargs)
+        self._logprobs = outputs[0].detach()
         return outputs
+
+    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Any:
+        loss = super()._compute_loss(model, inputs)
+        mask = inputs["completion_mask"].bool()
+        logged = {name: values[-1] for name, values in self._metrics["train"].items() if name in Observed.MEANS}
+        self.observed.add_means(logged, mask, of_sequences=self.importance_sampling_level == "sequence")
+        if "sampling_per_token_logps" in inputs:
+            trainer = inputs.get("old_per_token_logps", self._logprobs)
+            self.observed.add_mismatch(
+                (trainer - inputs["sampling_per_token_logps"]).nan_to_num(nan=0.0),
+                mask,
+                inputs.get("importance_sampling_ratio"),
+                self.vllm_importance_sampling_mode,
+                self.vllm_importance_sampling_clip_max,
+            )
+        return loss
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         folder = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
@@ -206,17 +223,57 @@ class ObservedGRPOTrainer(GRPOTrainer):
             except (OSError, RuntimeError, SafetensorError) as error:
                 say_unsaved(folder, error)
 
-    def _mismatch(self, outputs: dict[str, Any]) -> dict[str, float]:
-        """Columns that TRL logs after the cap only, or not at all."""
-        mask = outputs["completion_mask"].bool()
-        log_ratio = (outputs["old_per_token_logps"] - outputs["sampling_per_token_logps"]).masked_fill(~mask, 0.0)
-        of_sequences = self.vllm_importance_sampling_mode.startswith("sequence")
-        ratio = (log_ratio.sum(1) if of_sequences else log_ratio[mask]).exp()
-        return {
-            "kl_sampler": (log_ratio.exp() - 1 - log_ratio)[mask].mean().item(),  # k3
-            "sampler_ratio_max": ratio.max().item(),
-            "corrected_share": (ratio > self.vllm_importance_sampling_clip_max).float().mean().item(),
-        }
+
+class Observed:
+    """A step's means over all its tokens. TRL logs means of the micro-batches' means, which count short texts more."""
+
+    # TRL's names -> columns
+    MEANS: ClassVar = {
+        "entropy": "entropy",
+        "kl": "kl",
+        "clip_ratio/region_mean": "clip_fraction",
+        "cispo_clip_ratio": "clip_fraction",
+    }
+
+    def __init__(self) -> None:
+        self._sums: dict[str, float] = {}
+        self._counts: dict[str, int] = {}
+        self._ratio_max = 0.0
+
+    def add_means(self, logged: dict[str, float], mask: torch.Tensor, of_sequences: bool) -> None:
+        """Take in what TRL logged for a micro-batch with (B, C) mask; clips of whole sequences count by sequence."""
+        tokens, rows, kept = int(mask.sum()), len(mask), int(mask.any(1).sum())
+        for name, value in logged.items():
+            if of_sequences and self.MEANS[name] == "clip_fraction":
+                self._take(self.MEANS[name], value * rows, kept)  # TRL counts masked sequences as not clipped
+            else:
+                self._take(self.MEANS[name], value * tokens, tokens)
+
+    def add_mismatch(
+        self, log_ratio: torch.Tensor, mask: torch.Tensor, weights: torch.Tensor | None, mode: str, cap: float
+    ) -> None:
+        """Take in the (B, C) log ratio trainer / sampler and, if TRL corrects for it, its (B, C) or (B, 1) weights."""
+        log_ratio = log_ratio.masked_fill(~mask, 0.0)
+        of_sequences = weights is not None and mode.startswith("sequence")
+        counted = mask.any(1, keepdim=True) if of_sequences else mask
+        ratio = (log_ratio.sum(1, keepdim=True) if of_sequences else log_ratio).exp()[counted]
+        self._ratio_max = max(self._ratio_max, ratio.max().item() if ratio.numel() else 0.0)
+        self._take("logprob_difference", log_ratio.abs().sum().item(), int(mask.sum()))
+        self._take("kl_sampler", (log_ratio.exp() - 1 - log_ratio).sum().item(), int(mask.sum()))  # k3
+        if weights is not None:
+            self._take("correction_mean", weights[counted].sum().item(), int(counted.sum()))
+            self._take("corrected_share", int((ratio > cap).sum()), int(counted.sum()))
+
+    def _take(self, name: str, value: float, count: int) -> None:
+        self._sums[name] = self._sums.get(name, 0.0) + value
+        self._counts[name] = self._counts.get(name, 0) + count
+
+    def columns(self) -> dict[str, float]:
+        """The columns of metrics.csv."""
+        columns = {name: total / max(self._counts[name], 1) for name, total in self._sums.items()}
+        if "logprob_difference" in columns:
+            columns["sampler_ratio_max"] = self._ratio_max
+        return columns
 
 
 class OwnSampler:
@@ -275,6 +332,10 @@ class MetricsCallback(TrainerCallback):
             control.should_save |= self._checkpoints.due(step)
             control.should_training_stop |= self._checkpoints.stop_requested
 
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.global_step % self._updates == 0:
+            self._trainer.observed = Observed()
+
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
         if not logs or "reward" not in logs:  # the summary at the end of training
             return
@@ -291,13 +352,8 @@ class MetricsCallback(TrainerCallback):
                 "reward_correct": self._weights["correct"] * accuracy,
                 "reward_format": self._weights["format"] * logs["rewards/format_reward/mean"],
                 "accuracy": accuracy,
+                "degenerate_groups": trainer.degenerate_groups,
                 "advantage_std": torch.tensor(list(trainer._logs["advantages"])).std().item(),
-                "degenerate_groups": logs["frac_reward_zero_std"],
-                "kl": logs.get("kl"),
-                "entropy": logs["entropy"],
-                "clip_fraction": logs.get("clip_ratio/region_mean", logs.get("cispo_clip_ratio")),
-                "correction_mean": logs.get("sampling/importance_sampling_ratio/mean"),
-                "logprob_difference": logs.get("sampling/sampling_logp_difference/mean"),
                 "completion_length_mean": logs["completions/mean_length"],
                 "completion_length_max": logs["completions/max_length"],
                 "truncated_share": logs["completions/clipped_ratio"],
@@ -309,7 +365,7 @@ class MetricsCallback(TrainerCallback):
                 "tokens": round(logs["completions/mean_length"] * sequences),
                 "prompts": prompts_digest(trainer.questions_drawn),
                 "validation_accuracy": self._accuracy,
-                **trainer.raw_mismatch,
+                **trainer.observed.columns(),
                 **phases,
             }
         )
@@ -347,6 +403,8 @@ def train(
         rewards=Rewards(stop_token_ids(model_dir)),
     )
     trainer.remove_callback(PrinterCallback)
+    if cfg["importance_correction"] != "none" and not trainer.use_vllm:
+        print("TRL samples with its own generation here, so importance_correction has nothing to correct", flush=True)
     resumed = checkpoints.newest()
     record = RunRecord(out, settings, tracking, resumed)
     trainer.add_callback(MetricsCallback(record, trainer, settings, validation, checkpoints))
