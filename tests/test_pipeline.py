@@ -29,6 +29,7 @@ SMALL = {
         "evaluate_every": 4,
     },
     "evaluation": {"max_completion_tokens": 24},
+    "checkpoint_every": 1,
 }  # fmt: skip
 
 pytestmark = pytest.mark.timeout(900)  # the first test waits for the whole pipeline
@@ -95,7 +96,7 @@ def clone(parent: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def story(tmp_path_factory) -> dict:
-    """One project from the clone to its pages, with two accidents on the way; what was said each time."""
+    """One project from the clone to its pages, with three accidents on the way; what was said each time."""
     folder = clone(tmp_path_factory.mktemp("story"))
     said = {"folder": folder}
     said["terminated"] = kill_in_training(folder, "trl", signal.SIGTERM)
@@ -104,6 +105,7 @@ def story(tmp_path_factory) -> dict:
     said["after killed"] = metrics_rows(folder, "trl")
     said["locked"] = snakemake(folder, "all")
     said["unlock"] = snakemake(folder, "--unlock")
+    said["interrupted"] = kill_in_training(folder, "scratch", signal.SIGINT)
     said["finished"] = snakemake(folder, "all")
     said["again"] = snakemake(folder, "all")
     return said
@@ -128,10 +130,22 @@ def test_a_terminated_training_leaves_no_half_a_result(story):
     assert story["after terminated"] == []
 
 
-def test_after_a_termination_the_same_command_trains_anew(story):
+def test_after_a_termination_the_same_command_goes_on(story):
     """It was killed again in its training, so it had got there: without a lock in its way, model and data kept."""
     _, output = story["killed"]
     assert "rule train" in output and "rule model" not in output and "rule data" not in output
+    assert re.search(rf"going on from step \d of {STEPS}: checkpoints/trl-", output)
+
+
+def test_a_stopped_training_says_so_in_one_line(story):
+    """Ctrl-C reaches all processes at once; the training still ends its step, writes its checkpoint and its log."""
+    code, output = story["interrupted"]
+    assert code == 1
+    log = (story["folder"] / "logs" / "train_scratch.log").read_text(encoding="utf-8")
+    assert "Traceback" not in output and "Traceback" not in log
+    said = "stopping after this step (again: at once)"
+    assert said in output
+    assert re.search(r"stopped after step \d; the same command goes on from its last checkpoint", output)
 
 
 def test_after_kill_9_snakemake_asks_to_be_unlocked(story):
@@ -145,9 +159,12 @@ def test_after_kill_9_snakemake_asks_to_be_unlocked(story):
     assert story["finished"][0] == 0, story["finished"][1]
 
 
-def test_the_unfinished_run_is_trained_from_its_beginning(finished):
+def test_after_each_accident_the_curves_go_on_without_a_gap_or_a_doubled_step(story, finished):
     for run in RUNS:
-        assert metrics_rows(finished, run) == STEPS
+        assert re.search(rf"going on from step \d of {STEPS}: checkpoints/{run}-", story["finished"][1])
+        with (finished / "results" / run / "metrics.csv").open(encoding="utf-8") as file:
+            assert [int(row["step"]) for row in csv.DictReader(file)] == list(range(1, STEPS + 1))
+        assert list((finished / "checkpoints").glob(f"{run}-*/*")) == []  # they have served
         manifest = json.loads((finished / "results" / run / "manifest.json").read_text(encoding="utf-8"))
         assert manifest["used"]["steps"] == STEPS
         assert manifest["trainer"] == run
@@ -172,7 +189,7 @@ def test_every_stage_leaves_its_log_and_its_benchmark(finished):
     stages |= {f"{rule}_{run}" for rule in ("train", "evaluate", "page") for run in RUNS}
     assert {path.stem for path in (finished / "logs").glob("*.log")} == stages
     assert {path.stem for path in (finished / "logs" / "benchmarks").glob("*.tsv")} == stages
-    assert "step    1  reward" in (finished / "logs" / "train_scratch.log").read_text(encoding="utf-8")
+    assert f"step    {STEPS}  reward" in (finished / "logs" / "train_scratch.log").read_text(encoding="utf-8")
     for table in (finished / "logs" / "benchmarks").glob("*.tsv"):
         (row,) = csv.DictReader(table.open(encoding="utf-8"), delimiter="\t")
         assert float(row["s"]) > 0, table
