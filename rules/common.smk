@@ -9,10 +9,33 @@ sys.path.insert(0, str(ROOT))
 from scripts import settings as checked
 from scripts.sources import imported_sources
 
+
+def stop(message):
+    """End before anything starts. An exception would be shown with its trace."""
+    logger.error(message)
+    sys.exit(1)
+
+
+try:
+    for file in filter(Path.exists, map(Path, ["config.yaml", *workflow.overwrite_configfiles])):
+        checked.read(file)  # Snakemake would take the last of two values without a word
+except checked.SettingsError as error:
+    stop(f"config.yaml needs a change:\n{error}")
+
+
+configfile: "config.yaml"
+
+
 try:
     settings = checked.load(config)
 except checked.SettingsError as error:
-    raise WorkflowError(f"config.yaml needs a change:\n{error}") from None
+    stop(f"config.yaml needs a change:\n{error}")
+
+# Asked for on the command line: a rule's own fault would be shown with its trace.
+for target in map(Path, sys.argv[1:]):
+    if target.parts[:1] == ("results",) and len(target.parts) > 2:
+        if target.parts[1] not in {"baseline", *settings["runs"]}:
+            stop(f"config.yaml has no run {target.parts[1]!r}; it has {', '.join(settings['runs'])}")
 
 if workflow.is_main_process and config["scale"] == "auto":
     logger.info(f"scale: auto takes {settings['scale']} here; --config scale=full or scale=demo takes the other")
@@ -40,7 +63,7 @@ DATA = f"data/{Path(settings['data']['name']).name}"
 for section, folder in {"model": "models", "data": "data"}.items():
     source, made = Path(settings[section]["name"]).expanduser().resolve(), Path(folder).resolve()
     if settings[section]["source"] == "local" and (source.is_relative_to(made) or made.is_relative_to(source)):
-        raise WorkflowError(
+        stop(
             f"{section}.name: {source} overlaps with {made}, where the pipeline writes and deletes; keep your own files "
             "elsewhere"
         )

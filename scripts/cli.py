@@ -7,10 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import yaml
-
 from scripts.prepared import DataError, ModelFilesError
-from scripts.settings import SettingsError, load, run_settings
+from scripts.settings import SettingsError, load, read, run_settings
 
 
 class RunStopped(Exception):
@@ -33,7 +31,7 @@ def run_arguments(doc: str | None) -> argparse.Namespace:
     )
     args = parser.parse_args()
     if args.settings is None:
-        settings = load(yaml.safe_load(Path("config.yaml").read_text(encoding="utf-8")))
+        settings = load(read(Path("config.yaml")))
         if args.run not in settings["runs"]:
             sys.exit(f"--run: config.yaml has no run {args.run!r} (it has {', '.join(settings['runs'])})")
         args.settings = run_settings(settings, args.run)

@@ -4,6 +4,7 @@ import difflib
 import functools
 import json
 import math
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -15,11 +16,50 @@ import yaml
 
 SCALES = ("full", "demo")
 SMOKE_STEPS = 10
+LARGEST = 2**31 - 1  # whole number: what every library takes as a seed or a count
+VALUES = 100_000  # in a config file, with everything that it refers to written out
 SCHEMA = Path(__file__).parents[1] / "workflow" / "schemas" / "config.schema.yaml"
 
 
 class SettingsError(Exception):
     """All faults of a config file, one a line."""
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The sections of a config file, more strictly than YAML: nothing stands twice, nothing holds itself.
+
+    Raises:
+        SettingsError: naming the file, the line where there is one, and what is wrong there.
+    """
+    try:
+        loader = _Loader(path.read_text(encoding="utf-8"))
+        try:
+            node = loader.get_single_node()
+            _count_values(node, {})
+            config = loader.construct_document(node) if node else None
+        finally:
+            loader.dispose()
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        place = f"{path}, line {mark.line + 1}" if mark else str(path)
+        hint = " (indent with spaces)" if "\\t" in str(error.problem) else ""
+        said = ", ".join(filter(None, (error.context, error.problem)))
+        raise SettingsError(f"{place}: {said}{hint}") from None
+    except yaml.reader.ReaderError as error:
+        raise SettingsError(f"{path}: the character #x{error.character:04x} may not stand in YAML") from None
+    except UnicodeDecodeError as error:
+        raise SettingsError(f"{path}: byte {error.start + 1} is no UTF-8 text; save the file as UTF-8") from None
+    except RecursionError:
+        raise SettingsError(f"{path}: is nested too deeply") from None
+    except ValueError as error:  # a date that is none, a number of thousands of digits
+        raise SettingsError(f"{path}: a value cannot be read: {error}") from None
+    except OSError as error:
+        raise SettingsError(
+            f"{path}: cannot be read: {error.strerror}; run the command in the project's folder"
+        ) from None
+    if not isinstance(config, dict):
+        raise SettingsError(f"{path}: {_shown(config)} is no list of sections (scale:, model:, data:, ...)")
+    return config
 
 
 def load(config: dict[str, Any], scale: str | None = None) -> dict[str, Any]:
@@ -31,10 +71,12 @@ def load(config: dict[str, Any], scale: str | None = None) -> dict[str, Any]:
     Raises:
         SettingsError: naming every fault with its place and its mend.
     """
-    chosen = str(scale or config.get("scale"))
+    chosen = scale or config.get("scale")
     if chosen == "auto":
         chosen = "full" if gpu_present() else "demo"
     faults: list[str] = []
+    if isinstance(chosen, dict):
+        faults.append("scale: one of auto, full, demo; it is what {full: A, demo: B} goes by")
     loaded: dict[str, dict[str, Any]] = {}
     for s in SCALES:
         values = _pick(config, s, (), faults)
@@ -44,7 +86,7 @@ def load(config: dict[str, Any], scale: str | None = None) -> dict[str, Any]:
             loaded[s] = _resolve(values, s)
     if faults:
         raise SettingsError("\n".join(dict.fromkeys(faults)))
-    return loaded[chosen]
+    return loaded[str(chosen)]
 
 
 def run_settings(settings: dict[str, Any], run: str) -> dict[str, Any]:
@@ -65,7 +107,42 @@ def as_text(section: Any) -> str:
 def gpu_present() -> bool:
     """True where `nvidia-smi` answers with at least one GPU."""
     smi = shutil.which("nvidia-smi")
-    return smi is not None and b"GPU" in subprocess.run([smi, "-L"], capture_output=True, check=False).stdout
+    if smi is None:
+        return False
+    try:
+        return b"GPU" in subprocess.run([smi, "-L"], capture_output=True, check=False, timeout=30).stdout
+    except subprocess.TimeoutExpired:
+        return False
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML in which a key that stands twice is a fault; elsewhere its last value wins without a word."""
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        lines: dict[str, int] = {}
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
+                if key.value in lines:
+                    problem = f"{key.value} stands here and in line {lines[key.value]}; remove one of them"
+                    raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
+                lines[key.value] = key.start_mark.line + 1
+        return node
+
+
+def _count_values(node: yaml.Node | None, counted: dict[int, int]) -> int:
+    """Values in `node` once all that it refers to is written out; `counted` holds nodes seen, 0 while in hand."""
+    if not isinstance(node, yaml.CollectionNode):
+        return 1
+    if id(node) not in counted:
+        counted[id(node)] = 0
+        parts = node.value if isinstance(node, yaml.SequenceNode) else [part for pair in node.value for part in pair]
+        counted[id(node)] = 1 + sum(_count_values(part, counted) for part in parts)
+    size = counted[id(node)]
+    if not size or size > VALUES:
+        problem = f"refers to itself more than {VALUES:,} times" if size else "refers to itself"
+        raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
+    return size
 
 
 def _pick(value: Any, scale: str, path: tuple[str, ...], faults: list[str]) -> Any:
@@ -83,7 +160,7 @@ def _pick(value: Any, scale: str, path: tuple[str, ...], faults: list[str]) -> A
             )
             (scale,) = value
         return _pick(value[scale], scale, path, faults)
-    return {k: _pick(v, scale, (*path, str(k)), faults) for k, v in value.items()}
+    return {str(k): _pick(v, scale, (*path, str(k)), faults) for k, v in value.items()}
 
 
 @functools.cache
@@ -94,6 +171,10 @@ def _schema() -> dict[str, Any]:
 def _faults(values: dict[str, Any]) -> list[str]:
     """Faults of one scale's values: what the schema finds, then what it cannot say."""
     faults = _schema_faults(values, _schema(), ())
+    if not isinstance(values, dict):
+        return faults
+    for section in ("model", "data"):
+        faults += _name_faults(values.get(section), section)
     grpo = values.get("grpo")
     runs = values.get("runs")
     if not isinstance(grpo, dict) or not isinstance(runs, dict):
@@ -122,6 +203,21 @@ def _faults(values: dict[str, Any]) -> list[str]:
         for run in report["runs"]:
             if run not in runs:
                 faults.append(f"report.runs: there is no run {run!r}{_nearest(str(run), runs)}")
+    return faults
+
+
+def _name_faults(section: Any, path: str) -> list[str]:
+    """The last part of a model's or a data set's name becomes a folder of the project, so it must be one."""
+    name = section.get("name") if isinstance(section, dict) else None
+    if not isinstance(name, str) or not name:
+        return []
+    faults = []
+    if re.search(r"[\x00-\x1f\x7f{}]", name):
+        faults.append(f"{path}.name: {_shown(name)} holds a brace or an invisible character; rename it")
+    elif Path(name).name in ("", "..", "~") or len(Path(name).name.encode(errors="replace")) > 100:
+        faults.append(f"{path}.name: {_shown(name)} does not end in a name of its own, of at most 100 bytes")
+    elif section.get("source") in ("hub", "modelscope") and not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", name, re.ASCII):
+        faults.append(f"{path}.name: {_shown(name)} is no id such as Qwen/Qwen3-0.6B; for a folder set source: local")
     return faults
 
 
@@ -216,15 +312,33 @@ def _validator() -> Any:
     """JSON Schema, but nan and infinity are no numbers."""
     base = jsonschema.Draft202012Validator
     number = base.TYPE_CHECKER.redefine(
-        "number", lambda _, v: isinstance(v, int | float) and not isinstance(v, bool) and math.isfinite(v)
+        "number",
+        lambda _, v: (isinstance(v, float) and math.isfinite(v)) or (isinstance(v, int) and not isinstance(v, bool)),
     )
     return jsonschema.validators.extend(base, type_checker=number)
 
 
 def _schema_faults(values: Any, schema: dict[str, Any], path: tuple[str, ...]) -> list[str]:
+    if extreme := _extreme_faults(values, path):
+        return extreme
     errors = _validator()(schema).iter_errors(values)
     # a wrong section is one fault, not one for each setting below it
     return [text for error in sorted(errors, key=lambda e: list(map(str, e.path))) for text in _in_words(error, path)]
+
+
+def _extreme_faults(value: Any, path: tuple[str, ...]) -> list[str]:
+    """Values that no later stage could even be given."""
+    if isinstance(value, dict):
+        return [
+            fault for k, v in value.items() for fault in _extreme_faults(k, path) + _extreme_faults(v, (*path, str(k)))
+        ]
+    if isinstance(value, list):
+        return [fault for v in value for fault in _extreme_faults(v, path)]
+    if isinstance(value, str) and not value.isascii() and re.search("[\ud800-\udfff]", value):
+        return [f"{_name(path)!a}: {value!a} holds half a character (\\ud800 to \\udfff)"]
+    if isinstance(value, int | float) and abs(value) > LARGEST and value not in (math.inf, -math.inf):
+        return [f"{_name(path)}: is too large (at most {LARGEST})"]
+    return []
 
 
 def _in_words(error: jsonschema.ValidationError, prefix: tuple[str, ...]) -> list[str]:
@@ -276,7 +390,7 @@ def _type_fault(value: Any, wanted: str | list[str]) -> str:
                 mantissa, _, exponent = value.lower().partition("e")
                 fixed = f"{float(mantissa)}e{int(exponent):+d}" if exponent else f"{float(mantissa):g}"
                 # YAML reads a number with an exponent as text unless it has both a point and a sign
-                hint = f" (write {fixed})" if float(value) == float(fixed) else ""
+                hint = f" (write {fixed})" if math.isfinite(float(value)) and float(value) == float(fixed) else ""
             except ValueError:
                 pass
         return f"{value!r} is text, not {kind}{hint}"
