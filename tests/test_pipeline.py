@@ -205,7 +205,7 @@ def test_a_log_and_the_terminal_say_the_same(story, finished):
 def test_what_is_made_stays_in_few_folders_of_the_project(finished):
     assert sorted(path.name for path in finished.parent.iterdir()) == ["我的 clone", "我的 clone.yaml"]
     made = {path.name for path in finished.iterdir()} - {name.split("/")[0] for name in tracked_files()}
-    assert made <= {"models", "data", "results", "logs", ".snakemake", ".cache"}
+    assert made <= {"models", "data", "results", "checkpoints", "logs", ".snakemake", ".cache"}
 
 
 def test_a_changed_model_file_is_refused_by_name_before_anything_is_trained(copy):
