@@ -2,10 +2,12 @@
 
 import json
 import os
+import random
 import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,7 +15,7 @@ import pandas as pd
 import pytest
 import torch
 from conftest import ROOT
-from test_trainers import TIMES, manifest, metrics, trainer_module
+from test_trainers import MODULES, TIMES, manifest, metrics, trainer_module
 from transformers import AutoModelForCausalLM
 
 from scripts import checkpoints as module
@@ -193,3 +195,50 @@ def test_a_checkpoint_records_each_of_its_files(start, monkeypatch):
     record = json.loads((folder / module.SEAL).read_text())
     assert set(record) == {"state.pt", "metrics.csv"}
     assert record["state.pt"]["bytes"] == (folder / "state.pt").stat().st_size
+
+
+KILLS = int(os.environ.get("KILLS", "3"))
+
+
+@pytest.mark.timeout(120 + 60 * KILLS)
+@pytest.mark.parametrize("trainer", TRAINERS)
+def test_killed_again_and_again_it_ends_as_if_nothing_had_happened(
+    trainer, settings, demo_model, demo_data, tmp_path, monkeypatch
+):
+    """At random moments, while starting and while training, by SIGINT, SIGTERM and SIGKILL. KILLS=30 for thirty."""
+    monkeypatch.chdir(tmp_path)
+    run = project_settings.run_settings(settings, trainer)
+    run["grpo"] = {**run["grpo"], "steps": 10 * KILLS, "evaluate_every": 0}
+    run["engine"]["name"] = "transformers"
+    arguments = ["--run", trainer, "--settings", json.dumps(run), "--model", demo_model, "--data", demo_data]
+    command = [sys.executable, "-m", MODULES[trainer], *map(str, arguments), "--checkpoint-every", "1", "--out"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    rng, kills, lost = random.Random(trainer), 0, 0
+    with Path("log.txt").open("w") as log:
+        while kills < KILLS:
+            rows = Path("parts/metrics.csv")
+            before = done(rows)
+            process = subprocess.Popen([*command, "parts"], env=environment, stdout=log, stderr=log)
+            if rng.random() < 0.7:  # in training: some time after a new row; else while it starts
+                while done(rows) in (0, before) and process.poll() is None:
+                    time.sleep(0.02)
+            time.sleep(rng.random())
+            assert process.poll() in (None, 0), Path("log.txt").read_text()[-3000:]
+            number = rng.choice([signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+            reached = done(rows)
+            process.send_signal(number)
+            process.wait()
+            kills += 1
+            resumed = max((module.step_of(p) for p in Path("checkpoints").glob("*/checkpoint-*")), default=0)
+            lost += max(0, reached - resumed)
+            shutil.rmtree("parts", ignore_errors=True)  # as Snakemake does
+        subprocess.run([*command, "parts"], env=environment, stdout=log, stderr=log, check=True)
+        subprocess.run([*command, "whole"], env=environment, stdout=log, stderr=log, check=True)
+    print(f"{trainer}: {kills} kills, {lost} finished steps lost")
+    assert metrics(Path("parts"))["step"].tolist() == list(range(1, 10 * KILLS + 1))
+    assert_equal_runs(Path("whole"), Path("parts"))
+
+
+def done(rows: Path) -> int:
+    """Steps that stand in metrics.csv."""
+    return max(0, rows.read_text().count("\n") - 1) if rows.exists() else 0
