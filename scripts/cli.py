@@ -1,14 +1,20 @@
 """What the command lines of training and evaluation share."""
 
 import argparse
+import errno
 import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from safetensors import SafetensorError
+
 from scripts.prepared import DataError, ModelFilesError
 from scripts.settings import SettingsError, load, read, run_settings
+
+# A full disk, a quota, a folder or file that may not be written.
+BEYOND_US = {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS}
 
 
 class RunStopped(Exception):
@@ -45,5 +51,11 @@ def errors_for_people() -> Iterator[None]:
         yield
     except (SettingsError, ModelFilesError, DataError, RunStopped) as error:
         sys.exit(str(error))
+    except OSError as error:
+        if error.errno not in BEYOND_US:
+            raise
+        sys.exit(f"{error}; the same command goes on once that is mended")
+    except SafetensorError as error:  # its own way of saying that a file could not be written
+        sys.exit(f"the model could not be written: {error}; the same command goes on once that is mended")
     except KeyboardInterrupt:
         sys.exit("interrupted; the same command runs this stage again")

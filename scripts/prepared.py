@@ -80,9 +80,20 @@ def check(folder: Path) -> None:
     Raises:
         ModelFilesError: naming the folder or the file, and what is wrong.
     """
+    if (folder / "adapter_config.json").exists():
+        raise ModelFilesError(
+            f"{folder} holds an adapter (adapter_config.json). Merge it first: load it with peft, merge_and_unload(), "
+            "save_pretrained() to another folder, and take that (source: local)."
+        )
     config = _read_json(folder / "config.json", "no model folder without it")
     if not config.get("model_type"):
         raise ModelFilesError(f"{folder / 'config.json'} has no model_type, so it describes no transformers model.")
+    architectures = config.get("architectures") or ["ForCausalLM"]  # some leave it out
+    if not any(str(name).endswith(("ForCausalLM", "LMHeadModel")) for name in architectures):
+        raise ModelFilesError(
+            f"{folder} holds {', '.join(map(str, architectures))}, which does not write text word by word. Take a "
+            "causal language model (…ForCausalLM)."
+        )
 
     if not any((folder / name).exists() for name in ("tokenizer.json", "tokenizer.model", "vocab.json")):
         raise ModelFilesError(f"{folder} has no tokenizer (tokenizer.json); copy it from the model this one came from.")
@@ -93,7 +104,22 @@ def check(folder: Path) -> None:
             f"{folder} has a tokenizer without a chat template; prompts cannot be written. Take an instruction-tuned "
             "model (…-Instruct), or put a chat_template.jinja beside tokenizer_config.json (source: local)."
         )
+    if "auto_map" in config or "auto_map" in tokenizer_config:
+        _check_needs_no_code(folder, config["model_type"], "auto_map" in tokenizer_config)
     _check_weights(folder)
+
+
+def _check_needs_no_code(folder: Path, model_type: str, tokenizer: bool) -> None:
+    """A model may bring Python code of its own (auto_map). It is never run: transformers must know it without."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES
+
+    known = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.keys() & (TOKENIZER_MAPPING_NAMES.keys() if tokenizer else {model_type})
+    if model_type not in known:
+        raise ModelFilesError(
+            f"{folder} holds a model ({model_type}) that transformers could load only by running the Python code that "
+            "it names (auto_map). Such code is not run here; take a model that transformers knows by itself."
+        )
 
 
 def _check_weights(folder: Path) -> None:
@@ -160,7 +186,7 @@ def jsonl_rows(path: Path, faults: list[str]) -> Iterator[tuple[str, Any]]:
         place = f"{path}, line {number}"
         try:
             yield place, json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             faults.append(f"{place}: no JSON ({error})")
 
 

@@ -11,6 +11,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 from fake_hub import COMMIT, NAME, Hub, ModelScope, run
+from test_prepare_model import tiny_model
 
 from scripts.prepare.data import prepare, split_validation
 from scripts.prepared import DataError, decimal_text, read_rows
@@ -219,6 +220,38 @@ def test_every_fault_is_named_with_file_and_line_and_nothing_is_written(source, 
         assert fault in said
     assert "'many'" in said or "' many'" in said
     assert not (tmp_path / "out").exists()
+
+
+def test_rows_in_another_form_are_told_what_they_have_instead(source, tmp_path):
+    (source / "test.jsonl").write_text(jsonl([{"question": "How many?", "solution": "#### 3", "level": 1}, {}]))
+    with pytest.raises(DataError) as error:
+        prepare(settings(source), tmp_path / "out")
+    assert "line 1: answer is missing; the row has question, solution, level" in str(error.value)
+    assert "line 2: question is missing; the row has nothing" in str(error.value)
+
+
+def test_text_that_no_file_could_hold_and_rows_nested_without_end_are_named(source, tmp_path):
+    bad = {"question": "How many \ud800?", "answer": "#### 3"}  # half of a pair, as a cut in the middle leaves it
+    (source / "test.jsonl").write_text(jsonl(TEST) + json.dumps(bad) + "\n" + 100_000 * "[" + "\n")
+    with pytest.raises(DataError) as error:
+        prepare(settings(source), tmp_path / "out")
+    assert r"test.jsonl, line 11: question holds half a character (\ud800 to \udfff)" in str(error.value)
+    assert "test.jsonl, line 12: no JSON" in str(error.value)
+
+
+def test_a_split_without_rows_is_named(source, tmp_path):
+    (source / "test.jsonl").write_text("\n")
+    with pytest.raises(DataError, match="test without any row"):
+        prepare(settings(source), tmp_path / "out")
+
+
+@pytest.mark.parametrize("stage", ["data", "model"])
+def test_a_folder_that_cannot_be_written_is_named(source, tmp_path, stage):
+    (tmp_path / "out").write_text("a file stands where the folder should")
+    for name, content in tiny_model().items():
+        (source / name).write_bytes(content)
+    code, said = run(stage, tmp_path, settings(source))
+    assert code == 1 and f"error: {tmp_path}/out could not be written: " in said
 
 
 def test_many_faults_are_shown_up_to_ten(source, tmp_path):

@@ -132,6 +132,22 @@ def test_a_repository_without_any_model_file_is_named(tmp_path):
     assert code == 1 and NAME in said and "holds no file like" in said
 
 
+def test_a_hub_that_names_files_outside_of_the_repository_is_refused(hub, tmp_path):
+    entry = hub.RequestHandlerClass.entry
+    hub.RequestHandlerClass = type("Handler", (hub.RequestHandlerClass,), {})
+
+    def hostile(handler, name):
+        listed = entry(handler, name)
+        if "lfs" in listed:
+            listed["lfs"]["sha256"] = "../../../../outside"
+        return listed
+
+    hub.RequestHandlerClass.entry = hostile
+    code, said = download(hub, tmp_path)
+    assert code == 1 and "lists 'model.safetensors' (../../../../outside), which is no file of it" in said
+    assert not list(tmp_path.rglob("outside*"))
+
+
 def test_an_unreachable_hub_is_named_with_the_ways_on(tmp_path):
     with Hub({}) as hub:
         pass
@@ -251,6 +267,28 @@ def test_every_shard_of_a_large_model_must_be_there(tmp_path):
     save_file({"other": numpy.zeros(1)}, tmp_path / "source/model-00002-of-00002.safetensors")
     prepare({"source": "local", "name": str(tmp_path / "source")}, tmp_path / "out")
     verify(tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    "architecture", ["BertForMaskedLM", "ViTForImageClassification", "T5ForConditionalGeneration", "LlamaForReward"]
+)
+def test_a_model_that_writes_no_text_is_refused_by_name(tmp_path, architecture):
+    config = json.dumps({"model_type": "some", "architectures": [architecture]}).encode()
+    with pytest.raises(ModelFilesError, match=rf"source holds {architecture}, which does not write text.*ForCausalLM"):
+        prepared(tmp_path, {**tiny_model(), "config.json": config})
+
+
+def test_an_adapter_is_refused_with_the_way_to_merge_it(tmp_path):
+    with pytest.raises(ModelFilesError, match=r"adapter_config\.json\)\. Merge it first: .*merge_and_unload"):
+        prepared(tmp_path, {**tiny_model(), "adapter_config.json": b"{}"})
+
+
+@pytest.mark.parametrize("asks", ["config.json", "tokenizer_config.json"])
+def test_a_model_that_needs_code_of_its_own_is_refused(tmp_path, asks):
+    files = {**tiny_model(), "config.json": b'{"model_type": "unheard_of"}', "modeling.py": b"raise SystemExit"}
+    files[asks] = json.dumps({**json.loads(files[asks]), "auto_map": {"AutoConfig": "modeling.Config"}}).encode()
+    with pytest.raises(ModelFilesError, match=r"\(unheard_of\) .* only by running the Python code .*is not run here"):
+        prepared(tmp_path, files)
 
 
 @pytest.mark.parametrize("cut", [4, 40, -2])

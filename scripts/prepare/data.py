@@ -10,6 +10,7 @@ import argparse
 import hashlib
 import json
 import os
+import re
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -134,7 +135,11 @@ def _checked(id: str, place: str, record: Any, faults: list[str]) -> Row | None:
             what = (
                 "is empty" if isinstance(record.get(key), str) else "is missing" if key not in record else "is no text"
             )
-            faults.append(f"{place}: {key} {what}")
+            others = f"; the row has {', '.join(map(str, record)) or 'nothing'}" if key not in record else ""
+            faults.append(f"{place}: {key} {what}{others}")
+            return None
+        if not record[key].isascii() and re.search("[\ud800-\udfff]", record[key]):
+            faults.append(f"{place}: {key} holds half a character (\\ud800 to \\udfff)")
             return None
     _, mark, tail = record["answer"].rpartition("####")
     if not mark:
@@ -157,6 +162,8 @@ def _check_counts(rows: dict[str, list[Row]], expected: dict[str, int] | None, n
         for split in SPLITS
         if expected and len(rows[split]) != expected[split]
     ]
+    if empty := [split for split in SPLITS if not rows[split]]:
+        raise DataError(f"{name}: {' and '.join(empty)} without any row.")
     if wrong:
         raise DataError(
             f"{name}: {'; '.join(wrong)}. The source is incomplete or another dataset; if it is meant to be, "
@@ -237,6 +244,8 @@ def main() -> None:
         prepare(arguments.settings, arguments.out)
     except (SourceError, DataError) as error:
         sys.exit(f"error: {error}")
+    except OSError as error:  # a full disk, a folder that may not be written
+        sys.exit(f"error: {arguments.out} could not be written: {error}")
 
 
 if __name__ == "__main__":

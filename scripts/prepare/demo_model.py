@@ -17,6 +17,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, train
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM, get_scheduler
 
+from scripts.cli import errors_for_people
 from scripts.prepare.demo_problems import make_problems
 from scripts.prepared import model_files, write_record
 from scripts.prompts import prompt_text
@@ -143,9 +144,10 @@ def main() -> None:
     warm_start(model, tokenizer, problems, settings)
     for old in model_files(args.out):
         old.unlink()  # a link that an earlier source left here would be written through, into that source
-    model.save_pretrained(args.out)
-    tokenizer.save_pretrained(args.out)
-    write_record(args.out, source="builtin", name=settings["name"], revision=None)
+    with errors_for_people():
+        model.save_pretrained(args.out)
+        tokenizer.save_pretrained(args.out)
+        write_record(args.out, source="builtin", name=settings["name"], revision=None)
 
 
 if __name__ == "__main__":

@@ -50,6 +50,8 @@ def main() -> None:
         prepare(arguments.settings, arguments.out)
     except (SourceError, ModelFilesError) as error:
         sys.exit(f"error: {error}")
+    except OSError as error:  # a full disk, a folder that may not be written
+        sys.exit(f"error: {arguments.out} could not be written: {error}")
 
 
 if __name__ == "__main__":

@@ -109,6 +109,12 @@ def _from_hub(
     )
     if not files:
         raise SourceError(f"{constants.ENDPOINT}/{name} holds no file like {', '.join(allow)}; {_check_name(kind)}.")
+    for file in files:  # both become paths on this machine
+        digest = file.lfs.sha256 if file.lfs is not None else "0" * 64
+        if ".." in Path(file.rfilename).parts or not re.fullmatch("[0-9a-f]{64}", digest):
+            raise SourceError(
+                f"{constants.ENDPOINT}/{name} lists {file.rfilename!r} ({digest}), which is no file of it."
+            )
     try:
         missing = [file for file in files if not _is_cached(kind, name, commit, file.rfilename)]
         _announce(name, files, missing)
