@@ -60,6 +60,7 @@ def train(
     cfg, instruction = run.grpo, run.prompt.instruction
     sequences = cfg.prompts_per_step * cfg.group_size
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    torch.manual_seed(cfg.seed)
 
     verify(model_dir)
     checkpoints = Checkpoints(settings, "scripts.grpo_scratch.train", model_dir, data_dir, checkpoint_every)
