@@ -19,7 +19,7 @@ rule model:
     benchmark:
         "logs/benchmarks/model.tsv"
     resources:
-        gpu=1,
+        gpu=int(BUILTIN),  # the demo's is trained; a download needs none
     params:
         module=MODEL_MODULE,
         settings=as_param(MODEL_SETTINGS),
