@@ -1,5 +1,5 @@
 # The whole pipeline and its tests, in an environment of their own: .venv, built on first use and used again.
-.PHONY: run test lint lock clean
+.PHONY: run test doctor lint lock clean
 
 # The list of packages for this machine, and a Python that it fits. Either may be given: make run PYTHON=/path/to/python3.12
 LIST := $(shell if [ "$$(uname)" = Darwin ]; then echo macos; elif nvidia-smi >/dev/null 2>&1; then echo linux-cuda; else echo linux-cpu; fi)
@@ -23,6 +23,10 @@ run: $(INSTALLED)
 
 test: $(TESTABLE)
 	$(RUN) pytest
+
+# Needs no environment; where there is one, it is looked at.
+doctor:
+	@PATH="$$PWD/.venv/bin:$$PATH" "$(or $(wildcard .venv/bin/python),$(PYTHON),python3)" -m scripts.doctor
 
 lint: $(TESTABLE)
 	$(RUN) ruff check .
