@@ -121,11 +121,10 @@ def running_slurm(folder: Path) -> Iterator[Cluster]:
     processes: list[subprocess.Popen] = []
     try:
         for name, options in commands.items():
-            log = (folder / f"{name}.out").open("w")
-            env = {**os.environ, **cluster.env}
-            processes.append(
-                subprocess.Popen([shutil.which(name, path=PATH), *options], env=env, stdout=log, stderr=log)
-            )
+            command = [shutil.which(name, path=PATH), *options]
+            with (folder / f"{name}.out").open("w") as log:
+                process = subprocess.Popen(command, env={**os.environ, **cluster.env}, stdout=log, stderr=log)
+            processes.append(process)
             if name == "munged":
                 wait_until((folder / "munge.socket").exists, 10, "munged")
         wait_until(lambda: "idle" in cluster.ask("sinfo", "--noheader", "--format", "%T"), 30, f"SLURM, see {folder}")
@@ -164,13 +163,13 @@ def story(slurm, tmp_path_factory) -> dict:
         while not (running := slurm.trainings("RUNNING")):
             assert process.poll() is None, process.communicate()[0]
             time.sleep(0.2)
-        (told["cancelled"],) = running
-        told["meanwhile"] = slurm.jobs()
-        run = told["run"] = told["cancelled"]["Comment"].rsplit("_", 1)[1]
+        (job,) = running
+        run = told["run"] = job["Comment"].rsplit("_", 1)[1]
         while metrics_rows(folder, run) < 3:
             assert process.poll() is None, process.communicate()[0]
             time.sleep(0.02)
-        slurm.ask("scancel", told["cancelled"]["JobId"])
+        told["meanwhile"] = slurm.jobs()
+        slurm.ask("scancel", job["JobId"])
         output, _ = process.communicate()
         told["first"] = process.returncode, output
     told["second"] = snakemake(folder, *COMMAND, config=CONFIG, **slurm.env)
