@@ -351,6 +351,7 @@ def project(tmp_path_factory) -> Path:
         (lambda text: text.replace("trl:", "trl: &a [*a]  #"), [], "refers to itself"),
         (lambda text: text.replace("steps:", "steps: 2020-99-99  #"), [], "month must be in 1..12"),
         (lambda text: text, ["results/trll/report.html"], "config.yaml has no run 'trll'; it has scratch, trl, "),
+        (lambda text: text, ["results/../../outside/metrics.csv"], "config.yaml has no run '..'; it has scratch, "),
         (lambda text: text, ["--config", "model={source: local, name: ..}"], "model.name: '..' does not end in a name"),
     ],
 )
