@@ -57,5 +57,12 @@ def errors_for_people() -> Iterator[None]:
         sys.exit(f"{error}; the same command goes on once that is mended")
     except SafetensorError as error:  # its own way of saying that a file could not be written
         sys.exit(f"the model could not be written: {error}; the same command goes on once that is mended")
+    except RuntimeError as error:
+        if type(error).__name__ != "OutOfMemoryError":  # torch's; it is not imported here
+            raise
+        sys.exit(
+            f"{str(error).splitlines()[0]}\nThe GPU's memory is full: lower grpo.max_tokens_per_micro_batch or "
+            "engine.memory_gib, or set grpo.gradient_checkpointing: true; nvidia-smi names who else holds some"
+        )
     except KeyboardInterrupt:
         sys.exit("interrupted; the same command runs this stage again")

@@ -132,9 +132,33 @@ def test_a_repository_without_any_model_file_is_named(tmp_path):
     assert code == 1 and NAME in said and "holds no file like" in said
 
 
+def test_a_hub_that_has_had_enough_of_us_is_not_needed_for_what_is_here(hub, tmp_path):
+    assert download(hub, tmp_path)[0] == 0
+    hub.status = 429
+    code, said = download(hub, tmp_path)
+    assert code == 0 and "HTTP 429; using the copy in the cache" in said
+
+
+def test_the_source_is_what_config_says_whatever_the_other_hub_has_set(hub, tmp_path):
+    code, _ = download(hub, tmp_path, VLLM_USE_MODELSCOPE="True", USE_MODELSCOPE_HUB="1")
+    assert code == 0 and json.loads((tmp_path / "out/model.json").read_text())["source"] == "hub"
+
+
+def test_a_download_that_does_not_fit_on_the_disk_is_not_begun(hub, tmp_path):
+    entry = hub.RequestHandlerClass.entry
+
+    def enormous(handler, name):
+        listed = entry(handler, name)
+        return {**listed, "size": 10**17} | ({"lfs": {**listed["lfs"], "size": 10**17}} if "lfs" in listed else {})
+
+    hub.RequestHandlerClass = type("Handler", (hub.RequestHandlerClass,), {"entry": enormous})
+    code, said = download(hub, tmp_path)
+    assert code == 1 and re.search(r"400000000\.00 GB are needed, [\d.]+ GB are free\n.*HF_HOME", said)
+    assert not hub.ranges, "nothing was fetched"
+
+
 def test_a_hub_that_names_files_outside_of_the_repository_is_refused(hub, tmp_path):
     entry = hub.RequestHandlerClass.entry
-    hub.RequestHandlerClass = type("Handler", (hub.RequestHandlerClass,), {})
 
     def hostile(handler, name):
         listed = entry(handler, name)
@@ -142,7 +166,7 @@ def test_a_hub_that_names_files_outside_of_the_repository_is_refused(hub, tmp_pa
             listed["lfs"]["sha256"] = "../../../../outside"
         return listed
 
-    hub.RequestHandlerClass.entry = hostile
+    hub.RequestHandlerClass = type("Handler", (hub.RequestHandlerClass,), {"entry": hostile})
     code, said = download(hub, tmp_path)
     assert code == 1 and "lists 'model.safetensors' (../../../../outside), which is no file of it" in said
     assert not list(tmp_path.rglob("outside*"))
@@ -169,6 +193,7 @@ def test_an_unreachable_hub_is_named_with_the_ways_on(tmp_path):
         (401, "", ["HTTP 401", "HF_TOKEN is set"]),
         (404, "RepoNotFound", ["HTTP 404", "check model.name"]),
         (404, "RevisionNotFound", ["does not know this revision", "check model.name and model.revision"]),
+        (429, "", ["HTTP 429", "https://hf-mirror.com"]),
         (503, "", ["HTTP 503", "https://hf-mirror.com"]),
     ],
 )

@@ -30,6 +30,12 @@ def longest(model: Path, questions=QUESTIONS, max_completion_tokens=40) -> int:
     return longest_sequence(model, AutoTokenizer.from_pretrained(model), questions, "", max_completion_tokens)
 
 
+def test_a_model_that_thinks_is_told_not_to(model):
+    """Qwen3's template thinks unless it is told otherwise."""
+    (model / "chat_template.jinja").write_text("{{ messages[0].content }}|{{ enable_thinking | default(true) }}")
+    assert prompt_text(AutoTokenizer.from_pretrained(model), "2 + 2?", "Think.") == "2 + 2?\nThink.|False"
+
+
 def test_the_longest_sequence_is_the_longest_prompt_and_a_whole_completion(model):
     prompt = prompt_text(AutoTokenizer.from_pretrained(model), QUESTIONS[1]["question"], "")
     assert longest(model) == len(AutoTokenizer.from_pretrained(model).encode(prompt)) + 40

@@ -1,15 +1,21 @@
 """Strangers' models and data through the pipeline: nothing of theirs runs, nothing of ours gets out."""
 
+import errno
 import json
 import os
 import pickle
+import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
+from safetensors import SafetensorError
+
+from scripts.cli import errors_for_people
 
 ROOT = Path(__file__).parents[1]
 SECRETS = {"HF_TOKEN": "hf_thisisnosecretthisisnosecret", "MY_DATABASE_PASSWORD": "correct-horse-battery"}
@@ -116,3 +122,34 @@ def test_texts_of_models_and_data_are_only_text_on_the_page(place):
     page = (place / "project/results/trl/report.html").read_text(encoding="utf-8")
     assert "a &lt;img src=x onerror=alert(1)&gt; model" in page
     assert "<img src=x" not in page and "<script>window" not in page
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (
+            OSError(errno.ENOSPC, "No space left on device", "results/trl"),
+            "No space left on device: 'results/trl'; the",
+        ),
+        (
+            PermissionError(errno.EACCES, "Permission denied", "results"),
+            "Permission denied: 'results'; the same command",
+        ),
+        (SafetensorError("I/O error: No space left"), "the model could not be written: I/O error: No space left; the"),
+        (
+            torch.OutOfMemoryError("CUDA out of memory."),
+            "CUDA out of memory.\nThe GPU's memory is full: lower grpo.max_",
+        ),
+    ],
+)
+def test_what_the_machine_lacks_ends_a_stage_with_a_message(error, said):
+    with pytest.raises(SystemExit, match=re.escape(said)):
+        with errors_for_people():
+            raise error
+
+
+@pytest.mark.parametrize("error", [FileNotFoundError(errno.ENOENT, "No such file", "x"), RuntimeError("a bug of ours")])
+def test_a_fault_of_our_own_keeps_its_trace(error):
+    with pytest.raises(type(error)):
+        with errors_for_people():
+            raise error

@@ -2,6 +2,7 @@
 
 import copy
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -49,6 +50,8 @@ def test_the_config_that_we_ship_is_sound_on_both_scales(config):
         ("grpo", "temperature", None, "grpo.temperature: nothing is not a number"),
         ("grpo", "temperature", float("nan"), "grpo.temperature: NaN is not a number"),
         ("grpo", "learning_rate", float("inf"), "grpo.learning_rate: Infinity is not a number"),
+        ("grpo", "temperature", 0, "grpo.temperature: 0 is too small (more than 0)"),
+        ("grpo", "group_size", 1, "grpo.group_size: 1 is too small (at least 2)"),
         ("grpo", "top_p", 1.5, "grpo.top_p: 1.5 is too large (at most 1)"),
         ("grpo", "epsilon", 0, "grpo.epsilon: 0 is too small (more than 0)"),
         (
@@ -339,6 +342,19 @@ def project(tmp_path_factory) -> Path:
     for name in ("workflow", "rules", "scripts", "reports"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     return folder
+
+
+def test_stages_that_need_the_gpu_wait_for_each_other_on_many_cores(project):
+    """Each takes the one that the profile has: a resource without a limit would hold nobody back."""
+    (project / "config.yaml").write_text(TEXT, encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-m", "snakemake", "-n", "--cores", "4", "all", "smoke", "--config", "scale=demo"],
+        cwd=project, capture_output=True, text=True,
+    )  # fmt: skip
+    jobs = re.findall(r"^rule (\w+):\n((?: +.*\n)*)", done.stdout + done.stderr, re.M)
+    assert {rule for rule, job in jobs if "gpu=1" in job} == {"model", "train", "evaluate"}
+    profile = yaml.safe_load((ROOT / "workflow/profiles/default/profile.yaml").read_text(encoding="utf-8"))
+    assert profile["resources"] == {"gpu": 1}
 
 
 @pytest.mark.parametrize(
