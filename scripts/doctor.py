@@ -333,6 +333,7 @@ def hub(machine: Machine, settings: Settings | None) -> Iterator[Finding]:
             )
             mirror = f"HF_ENDPOINT=https://hf-mirror.com before the command, or set {section}.source: modelscope"
         status = answer.get("status")
+        endpoint = re.sub("//[^/@]*@", "//***@", endpoint)  # a password in it is nobody's business
         if "error" in answer:
             said = f"{endpoint} cannot be reached: {answer['error']}"
             yield Finding(FAULT, said, f"check network and HTTPS_PROXY; {mirror} or local, or scale: demo")

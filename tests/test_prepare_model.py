@@ -206,6 +206,13 @@ def test_a_refusal_of_the_hub_is_explained_without_the_token(hub, tmp_path, stat
     assert f"Bearer {TOKEN}" in hub.tokens and TOKEN not in said
 
 
+@pytest.mark.parametrize("status", [None, 503])
+def test_a_password_in_the_hubs_address_is_not_shown(hub, tmp_path, status):
+    hub.status = status
+    code, said = run("model", tmp_path, FROM_HUB, HF_ENDPOINT=hub.url.replace("//", "//me:open-sesame@"))
+    assert code == (1 if status else 0) and "http://***@127.0.0.1" in said and "open-sesame" not in said
+
+
 def test_a_gated_model_without_token_asks_for_one(hub, tmp_path):
     hub.status, hub.error_code = 401, "GatedRepo"
     assert "then set HF_TOKEN" in download(hub, tmp_path)[1]

@@ -87,7 +87,7 @@ def _from_hub(
 ) -> tuple[Path, str | None]:
     snapshot = partial(snapshot_download, name, repo_type=kind, allow_patterns=allow, ignore_patterns=ignore)
     if not constants.HF_HUB_OFFLINE:
-        say(f"Asking {constants.ENDPOINT} for the {kind} {name} (gives up after {ANSWER_SECONDS} s without an answer)")
+        say(f"Asking {_endpoint()} for the {kind} {name} (gives up after {ANSWER_SECONDS} s without an answer)")
     try:
         ask = HfApi().model_info if kind == "model" else HfApi().dataset_info
         info = ask(name, revision=revision, files_metadata=True, timeout=ANSWER_SECONDS)
@@ -108,13 +108,11 @@ def _from_hub(
         filter_repo_objects(offered, allow_patterns=allow, ignore_patterns=ignore, key=lambda file: file.rfilename)
     )
     if not files:
-        raise SourceError(f"{constants.ENDPOINT}/{name} holds no file like {', '.join(allow)}; {_check_name(kind)}.")
+        raise SourceError(f"{_endpoint()}/{name} holds no file like {', '.join(allow)}; {_check_name(kind)}.")
     for file in files:  # both become paths on this machine
         digest = file.lfs.sha256 if file.lfs is not None else "0" * 64
         if ".." in Path(file.rfilename).parts or not re.fullmatch("[0-9a-f]{64}", digest):
-            raise SourceError(
-                f"{constants.ENDPOINT}/{name} lists {file.rfilename!r} ({digest}), which is no file of it."
-            )
+            raise SourceError(f"{_endpoint()}/{name} lists {file.rfilename!r} ({digest}), which is no file of it.")
     try:
         missing = [file for file in files if not _is_cached(kind, name, commit, file.rfilename)]
         _announce(name, files, missing)
@@ -186,7 +184,7 @@ def _download_resumable(kind: Kind, name: str, commit: str, file: Any) -> None:
             unfinished.unlink()
             raise SourceError(
                 f"{file.rfilename} of {name} arrived damaged and was thrown away: its SHA-256 is {actual[:12]}..., "
-                f"{constants.ENDPOINT} declares {blob.name[:12]}...\nRun the same command again; should it happen "
+                f"{_endpoint()} declares {blob.name[:12]}...\nRun the same command again; should it happen "
                 "again, a proxy or the mirror changes the file: use another endpoint (HF_ENDPOINT)."
             )
         unfinished.replace(blob)
@@ -220,7 +218,7 @@ def _check_digests(folder: Path, allow: list[str], ignore: list[str]) -> None:
 
 def _reason(error: Exception) -> str:
     """One line, in words, on why the hub did not give what was asked. Never holds the token."""
-    endpoint = constants.ENDPOINT
+    endpoint = _endpoint()
     status = error.response.status_code if isinstance(error, HfHubHTTPError) else None
     if isinstance(error, OfflineModeIsEnabled):
         reason = "HF_HUB_OFFLINE is set, so nothing is downloaded"
@@ -258,7 +256,7 @@ def _explain(kind: Kind, name: str, revision: str | None, error: Exception, duri
     elif status in (401, 403, 404):
         ways.append(_check_name(kind))
         if status != 404:
-            page = f"{constants.ENDPOINT}/{'datasets/' if kind == 'dataset' else ''}{name}"
+            page = f"{_endpoint()}/{'datasets/' if kind == 'dataset' else ''}{name}"
             ways.append(
                 f"HF_TOKEN is set, but not accepted for it: ask for access at {page}, or renew the token"
                 if get_token()
@@ -278,6 +276,11 @@ def _explain(kind: Kind, name: str, revision: str | None, error: Exception, duri
         "use what is built in and needs no download: scale: demo",
     ]
     return "\n  - ".join([f"{head}\nWays on:", *ways])
+
+
+def _endpoint() -> str:
+    """The hub's address as it may be shown: without a password."""
+    return re.sub("//[^/@]*@", "//***@", constants.ENDPOINT)
 
 
 def _check_name(kind: Kind) -> str:
