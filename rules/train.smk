@@ -34,7 +34,10 @@ rule train:
     shell:
         r"""
         # Whoever stops the run stops the training, which still has a step to end and to log.
-        exec &> >(trap "" INT TERM; exec tee {log:q})
+        exec &> >(
+            trap "" INT TERM
+            exec tee {log:q}
+        )
         {PYTHON:q} -m {params.module} \
             --run {wildcards.run:q} \
             --settings {params.settings:q} \
