@@ -42,7 +42,7 @@ from scripts.grpo_scratch.rollout import (
 )
 from scripts.lora import has_adapters, lora_config, trainable, whole
 from scripts.prepared import ModelFilesError, read_rows, verify
-from scripts.prompts import longest_sequence
+from scripts.prompts import longest_sequence, prompt_text
 from scripts.run_record import Clock, RunRecord, WeightsMoved, prompts_digest, step_questions
 from scripts.scoring import Scoring
 from scripts.settings import namespace
@@ -72,7 +72,7 @@ def train(
     )
     engine = build_engine(model_dir, run.engine, longest, sequences, cfg.precision, cfg.seed)
     model, reference = build_policy(model_dir, cfg, device)
-    check_logprobs(model, tokenizer.encode(questions[0]["question"]), device)
+    check_logprobs(model, tokenizer.encode(prompt_text(tokenizer, questions[0]["question"], instruction)), device)
     optimizer = torch.optim.AdamW(trainable(model), lr=cfg.learning_rate, weight_decay=0.0, fused=True)
     updates = cfg.updates_per_batch
     warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step")  # a first step without a gradient
@@ -84,6 +84,7 @@ def train(
     record = RunRecord(out, settings, tracking, resumed)
     clock, scoring, moved = Clock(), Scoring(), WeightsMoved(model)
     sampling = Sampling(cfg.group_size, cfg.max_completion_tokens, cfg.temperature, cfg.top_p, cfg.top_k)
+    weights = settings["grpo"]["reward_weights"]
     draws = step_questions(len(questions), cfg.prompts_per_step, cfg.steps, cfg.seed)
     for step, draw in enumerate(draws[done:], start=done + 1):
         # 1. Sample: G completions of each of P questions, B = P x G sequences.
@@ -92,7 +93,6 @@ def train(
 
         # 2. Score each completion, in plain Python.
         with clock("reward"):
-            weights = settings["grpo"]["reward_weights"]
             scores = [score(place, sample, weights, scoring) for place, sample in enumerate(samples)]
             rewards = torch.tensor([earned["total"] for earned in scores]).view(-1, cfg.group_size)  # (P, G)
             bad_rewards = scoring.take(len(samples))
