@@ -201,8 +201,8 @@ def _faults(values: dict[str, Any]) -> list[str]:
     report = values.get("report")
     if isinstance(report, dict) and isinstance(report.get("runs"), list):
         for run in report["runs"]:
-            if run not in runs:
-                faults.append(f"report.runs: there is no run {run!r}{_nearest(str(run), runs)}")
+            if isinstance(run, str) and run not in runs:  # what is no name, the schema has said
+                faults.append(f"report.runs: there is no run {run!r}{_nearest(run, runs)}")
     return faults
 
 

@@ -284,6 +284,8 @@ SCALARS = st.one_of(
 )  # fmt: skip
 KEYS = st.one_of(st.sampled_from(["full", "demo", "trainer", "steps", "name"]), st.text(), st.integers(), st.none())
 VALUES = st.recursive(SCALARS, lambda v: st.lists(v, max_size=3) | st.dictionaries(KEYS, v, max_size=3), max_leaves=6)
+# CI tries the same values each time; FUZZ=5000 pytest -k taken_or_named looks for new ones
+EFFORT = {"max_examples": int(os.environ.get("FUZZ", 60)), "derandomize": "FUZZ" not in os.environ, "deadline": None}
 PLACES = [(section,) for section in CONFIG] + [(s, k) for s, v in CONFIG.items() if isinstance(v, dict) for k in v]
 
 
@@ -301,7 +303,8 @@ def check(config) -> None:
 @example(("scale",), {"full": "full", "demo": "demo"})
 @example(("grpo", "reward_weights"), {"full": {}, "demo": {"correct": 10**400}})
 @example(("runs",), {"a": {"trainer": "trl", "delta": 10**400, 1: 2}})
-@effort(max_examples=60, deadline=None)
+@example(("report", "runs"), [[]])
+@effort(**EFFORT)
 def test_any_value_in_any_place_is_taken_or_named(place, value):
     config = copy.deepcopy(CONFIG)
     section = config
@@ -312,13 +315,13 @@ def test_any_value_in_any_place_is_taken_or_named(place, value):
 
 
 @given(VALUES)
-@effort(max_examples=40, deadline=None)
+@effort(**EFFORT)
 def test_a_config_of_anything_is_taken_or_named(value):
     check(value if isinstance(value, dict) else {"grpo": value, value if isinstance(value, str) else "runs": value})
 
 
 @given(st.data())
-@effort(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@effort(**EFFORT, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_slip_of_the_hand_in_the_file_is_taken_or_named(tmp_path, data):
     start = data.draw(st.integers(0, len(TEXT) - 1))
     end = data.draw(st.integers(start, min(len(TEXT), start + 80)))
