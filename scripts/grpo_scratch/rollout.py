@@ -4,6 +4,7 @@ Both engines keep their own copy of the weights, so training must push its weigh
 (`sync_weights_to_vllm`); that copy is the sampler of the importance-sampling literature.
 """
 
+import hashlib
 import importlib.util
 import os
 from collections.abc import Iterable
@@ -28,8 +29,12 @@ from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
     GenerationConfig,
+    LogitsProcessor,
     PreTrainedModel,
     PreTrainedTokenizerBase,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
 )
 
 from scripts.lora import named_weights
@@ -67,6 +72,7 @@ class Sampling(NamedTuple):
     top_p: float = 1.0
     top_k: int = 0  # 0: every token
     logprobs: bool = True  # of the sampled tokens; an evaluation has no use for them, and they cost vLLM time
+    seed: int = 0  # the same prompt under the same seed gets the same completions, whatever else is in the batch
 
 
 class Sampler(Protocol):
@@ -86,14 +92,6 @@ class Engine(Sampler, Protocol):
         """Replace the engine's weights with named tensors in the checkpoint's naming."""
         ...
 
-    def random_state(self) -> torch.Tensor | None:
-        """Where the engine's own random numbers stand; None: it draws from torch's."""
-        ...
-
-    def set_random_state(self, state: torch.Tensor | None) -> None:
-        """Go on from there."""
-        ...
-
 
 def build_engine(
     model_dir: Path,
@@ -101,7 +99,6 @@ def build_engine(
     max_length: int,
     max_sequences: int,
     precision: str,
-    seed: int = 0,
     compiled: bool = True,
 ) -> Engine:
     """The sampler for the model in `model_dir`.
@@ -124,8 +121,8 @@ def build_engine(
     if name == "vllm":
         if not importlib.util.find_spec("vllm"):
             raise SettingsError("engine.name: vllm is not installed here; set auto or transformers")
-        return VLLMEngine(model_dir, engine.memory_gib, max_length, max_sequences, dtype, seed, compiled)
-    return TransformersEngine(model_dir, max_sequences, dtype, seed)
+        return VLLMEngine(model_dir, engine.memory_gib, max_length, max_sequences, dtype, compiled)
+    return TransformersEngine(model_dir, max_sequences, dtype)
 
 
 def rollout(
@@ -166,7 +163,6 @@ class VLLMEngine:
         max_length: int,
         max_sequences: int,
         dtype: torch.dtype,
-        seed: int,
         compiled: bool,
     ):
         on_gpu = torch.cuda.is_available()
@@ -180,7 +176,6 @@ class VLLMEngine:
             dtype=str(dtype).removeprefix("torch."),
             max_model_len=max_length,
             max_num_seqs=max_sequences,
-            seed=seed,
             generation_config="vllm",  # never the sampling defaults that a model brings along
             logprobs_mode="processed_logprobs",  # of the distribution that was sampled from
             enable_prefix_caching=True,
@@ -212,52 +207,27 @@ class VLLMEngine:
         if not self._llm.reset_prefix_cache():
             raise RuntimeError("vLLM could not drop its prefix cache: requests were still running during the push")
 
-    def random_state(self) -> None:
-        return None
-
-    def set_random_state(self, state: torch.Tensor | None) -> None:
-        pass
-
 
 class TransformersEngine:
     """transformers' `generate` on a copy of the model."""
 
     name = "transformers"
 
-    def __init__(self, model_dir: Path, max_sequences: int, dtype: torch.dtype, seed: int):
+    def __init__(self, model_dir: Path, max_sequences: int, dtype: torch.dtype):
         device = "cuda" if torch.cuda.is_available() else "cpu"
         self._model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=dtype).to(device).eval()
         self._model.generation_config = GenerationConfig()  # never the sampling defaults that a model brings along
         self._stop = stop_token_ids(model_dir)
         self._batch = max_sequences
-        # A generator of its own: sampling neither disturbs nor follows the trainer's random state.
-        self._generator_state = torch.Generator(device).manual_seed(seed).get_state()
 
     def generate(self, prompts: list[list[int]], sampling: Sampling) -> list[list[Completion]]:
-        with torch.random.fork_rng():
-            self._set_rng(self._generator_state)
-            groups = transformers_generate(self._model, self._stop, prompts, sampling, self._batch)
-            self._generator_state = self._get_rng()
-        return groups
+        return transformers_generate(self._model, self._stop, prompts, sampling, self._batch)
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         own = dict(self._model.named_parameters())
         with torch.no_grad():
             for name, weight in weights:
                 own[name].copy_(weight)
-
-    def random_state(self) -> torch.Tensor:
-        return self._generator_state
-
-    def set_random_state(self, state: torch.Tensor | None) -> None:
-        if state is not None:  # a run that began with vLLM has none
-            self._generator_state = state
-
-    def _get_rng(self) -> torch.Tensor:
-        return torch.cuda.get_rng_state() if self._model.device.type == "cuda" else torch.get_rng_state()
-
-    def _set_rng(self, state: torch.Tensor) -> None:
-        torch.cuda.set_rng_state(state) if self._model.device.type == "cuda" else torch.set_rng_state(state)
 
 
 def stop_token_ids(model_dir: Path) -> list[int]:
@@ -286,23 +256,26 @@ def vllm_generate(llm: Any, stop: list[int], prompts: list[list[int]], sampling:
     """Sample with vLLM's `LLM`; see `Engine.generate`."""
     from vllm import SamplingParams
 
-    params = SamplingParams(
-        n=sampling.n,
-        max_tokens=sampling.max_tokens,
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-        logprobs=0 if sampling.logprobs else None,  # 0: of the sampled token alone
-        stop_token_ids=stop,
-        detokenize=False,
-    )
+    def params(prompt: list[int]) -> SamplingParams:
+        return SamplingParams(
+            n=sampling.n,
+            max_tokens=sampling.max_tokens,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            seed=request_seed(sampling.seed, prompt),  # the n completions take this one and those after it
+            logprobs=0 if sampling.logprobs else None,  # 0: of the sampled token alone
+            stop_token_ids=stop,
+            detokenize=False,
+        )
 
     def completion(output: Any) -> Completion:
         tokens, logprobs = list(output.token_ids), output.logprobs or []
         chosen = [position[token].logprob for position, token in zip(logprobs, tokens, strict=bool(logprobs))]
         return Completion(tokens, chosen, truncated=output.finish_reason == "length")
 
-    requests = llm.generate([{"prompt_token_ids": ids} for ids in prompts], params, use_tqdm=False)
+    inputs = [{"prompt_token_ids": prompt} for prompt in prompts]
+    requests = llm.generate(inputs, [params(prompt) for prompt in prompts], use_tqdm=False)
     return [[completion(output) for output in request.outputs] for request in requests]
 
 
@@ -311,36 +284,64 @@ def transformers_generate(
     model: PreTrainedModel, stop: list[int], prompts: list[list[int]], sampling: Sampling, batch: int
 ) -> list[list[Completion]]:
     """Sample with transformers' `generate`, `batch` sequences at once; see `Engine.generate`."""
-    greedy = sampling.temperature == 0
     config = GenerationConfig(
         max_new_tokens=sampling.max_tokens,
         eos_token_id=stop,
         pad_token_id=stop[0],
-        do_sample=not greedy,
-        temperature=None if greedy else sampling.temperature,
-        top_p=None if greedy else sampling.top_p,
-        top_k=None if greedy else sampling.top_k,
+        do_sample=False,  # the tokens are drawn by Draws
         repetition_penalty=1.0,
-        output_scores=sampling.logprobs,
-        return_dict_in_generate=True,
     )
-    if sampling.logprobs:  # generate keeps the logits of the whole batch; hold them to about 2 GiB
-        batch = min(batch, max(1, 2**29 // (sampling.max_tokens * model.config.vocab_size)))
-    repeated = [ids for ids in prompts for _ in range(sampling.n)]
+    greedy = sampling.temperature == 0
+    warpers: list[LogitsProcessor] = [] if greedy else [TemperatureLogitsWarper(float(sampling.temperature))]
+    if sampling.top_k and not greedy:
+        warpers.append(TopKLogitsWarper(sampling.top_k))
+    if sampling.top_p < 1 and not greedy:
+        warpers.append(TopPLogitsWarper(sampling.top_p))
+    rows = [(ids, request_seed(sampling.seed, ids) + i) for ids in prompts for i in range(sampling.n)]
     flat: list[Completion] = []
-    for start in range(0, len(repeated), batch):
-        chunk = repeated[start : start + batch]
+    for start in range(0, len(rows), batch):
+        chunk = [ids for ids, _ in rows[start : start + batch]]
         length = max(map(len, chunk))
         # left padding, so that every prompt ends where its completion begins
         ids = torch.tensor([[stop[0]] * (length - len(p)) + p for p in chunk], device=model.device)  # (B, P)
         mask = torch.tensor([[0] * (length - len(p)) + [1] * len(p) for p in chunk], device=model.device)  # (B, P)
-        out = model.generate(input_ids=ids, attention_mask=mask, generation_config=config)
-        tokens = out.sequences[:, length:]  # (B, T)
-        logprobs: list[list[float]] = [[]] * len(chunk)
-        if sampling.logprobs:
-            scores = torch.stack(out.scores, dim=1).float()  # (B, T, V), after temperature, top_p and top_k
-            logprobs = torch.log_softmax(scores, -1).gather(-1, tokens[..., None]).squeeze(-1).tolist()
-        for row, row_logprobs in zip(tokens.tolist(), logprobs, strict=True):
+        draws = Draws([] if greedy else [seed for _, seed in rows[start : start + batch]], model.device)
+        out = model.generate(
+            input_ids=ids, attention_mask=mask, generation_config=config, logits_processor=[*warpers, draws]
+        )
+        tokens = out[:, length:].tolist()  # (B, T)
+        logprobs = torch.stack(draws.logprobs, dim=1).tolist()  # (B, T)
+        for row, row_logprobs in zip(tokens, logprobs, strict=True):
             end = next((i + 1 for i, token in enumerate(row) if token in stop), None)
-            flat.append(Completion(row[:end], row_logprobs[:end], truncated=end is None))
+            flat.append(Completion(row[:end], row_logprobs[:end] if sampling.logprobs else [], truncated=end is None))
     return [flat[i : i + sampling.n] for i in range(0, len(flat), sampling.n)]
+
+
+class Draws(LogitsProcessor):
+    """Draws each row's next token with random numbers of its own and keeps the token's log-prob; greedy without seeds.
+
+    argmax of p / E, E exponentially distributed, is a draw from p; vLLM's sampler draws so, too.
+    """
+
+    def __init__(self, seeds: list[int], device: torch.device):
+        self._generators = [torch.Generator(device).manual_seed(seed) for seed in seeds]
+        self.logprobs: list[torch.Tensor] = []  # (B,) a token
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """(B, V) scores, warped already -> (B, V) scores that leave the drawn token alone."""
+        logprobs = scores.float().log_softmax(-1)  # (B, V)
+        weights = logprobs.exp()
+        for row, generator in zip(weights, self._generators, strict=False):
+            row /= torch.empty_like(row).exponential_(generator=generator)
+        drawn = weights.argmax(-1, keepdim=True)  # (B, 1)
+        self.logprobs.append(logprobs.gather(-1, drawn).squeeze(-1))
+        return torch.full_like(scores, -torch.inf).scatter(-1, drawn, 0.0)
+
+
+def request_seed(seed: int, prompt: list[int]) -> int:
+    """Where a prompt's random numbers begin. Its completions take this seed and those after it.
+
+    It depends on nothing else, so a step that is done again, or split over processes, samples what it sampled before.
+    """
+    digest = hashlib.sha256(f"{seed} {prompt}".encode()).digest()
+    return int.from_bytes(digest[:7], "big")  # well inside 64 bits

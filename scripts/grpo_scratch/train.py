@@ -70,7 +70,7 @@ def train(
     longest = longest_sequence(
         model_dir, tokenizer, questions + validation.questions, instruction, cfg.max_completion_tokens
     )
-    engine = build_engine(model_dir, run.engine, longest, sequences, cfg.precision, cfg.seed)
+    engine = build_engine(model_dir, run.engine, longest, sequences, cfg.precision)
     model, reference = build_policy(model_dir, cfg, device)
     check_logprobs(model, tokenizer.encode(prompt_text(tokenizer, questions[0]["question"], instruction)), device)
     optimizer = torch.optim.AdamW(trainable(model), lr=cfg.learning_rate, weight_decay=0.0, fused=True)
@@ -89,7 +89,8 @@ def train(
     for step, draw in enumerate(draws[done:], start=done + 1):
         # 1. Sample: G completions of each of P questions, B = P x G sequences.
         with clock("rollout"):
-            samples = rollout(engine, tokenizer, [questions[i] for i in draw], instruction, sampling)
+            numbered = sampling._replace(seed=(cfg.seed << 32) + step)  # other random numbers in each step
+            samples = rollout(engine, tokenizer, [questions[i] for i in draw], instruction, numbered)
 
         # 2. Score each completion, in plain Python.
         with clock("reward"):
@@ -145,7 +146,7 @@ def train(
         log(record, cfg, samples, scores, rewards, advantages, measured | means.columns(cfg) | clock.take())
         if checkpoints.due(step):
             with clock.stopped():
-                checkpoints.save(step, state_of(step, model, optimizer, schedule, engine), record.metrics)
+                checkpoints.save(step, state_of(step, model, optimizer, schedule), record.metrics)
         checkpoints.stop_here(step)
 
     values = used(cfg, sampling, autocast, model, optimizer, engine)
@@ -177,7 +178,7 @@ def build_policy(model_dir: Path, cfg: Any, device: torch.device) -> tuple["Mode
     return model, reference
 
 
-def state_of(step: int, model: "Model", optimizer: Any, schedule: Any, engine: Engine) -> dict[str, Any]:
+def state_of(step: int, model: "Model", optimizer: Any, schedule: Any) -> dict[str, Any]:
     """All that the steps to come depend on; which questions they draw follows from their number."""
     return {
         "step": step,
@@ -186,7 +187,6 @@ def state_of(step: int, model: "Model", optimizer: Any, schedule: Any, engine: E
         "schedule": schedule.state_dict(),
         "random": torch.get_rng_state(),
         "random_cuda": torch.cuda.get_rng_state_all(),
-        "random_engine": engine.random_state(),
     }
 
 
@@ -197,7 +197,6 @@ def restore(checkpoint: Path, model: "Model", optimizer: Any, schedule: Any, eng
     optimizer.load_state_dict(state["optimizer"])
     schedule.load_state_dict(state["schedule"])
     sync_weights_to_vllm(model, engine)
-    engine.set_random_state(state["random_engine"])
     torch.set_rng_state(state["random"])
     torch.cuda.set_rng_state_all(state["random_cuda"])
     return state["step"]
