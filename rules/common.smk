@@ -47,8 +47,9 @@ os.environ["PYTHONUNBUFFERED"] = "1"
 # Everything stays in the project's folder, and nobody counts who runs it.
 os.environ.setdefault("VLLM_CACHE_ROOT", str(ROOT / ".cache" / "vllm"))
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-# One GPU, the first unless the user names another: TRL would split the batch over all that it sees.
-os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0")
+# As many GPUs as the largest training takes: the first, unless the user names others.
+most = max(run["grpo"]["processes"] for run in settings["runs"].values())
+os.environ.setdefault("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(most))))
 # Idle threads may spin for a moment, no longer: OpenMP's default makes everything many times slower as soon as another
 # process wants a core, and not spinning at all costs small models a third of their speed.
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")
@@ -97,6 +98,18 @@ def run_settings(wildcards):
 def trainer_module(wildcards):
     run_settings(wildcards)
     return TRAINERS[settings["runs"][wildcards.run]["trainer"]]
+
+
+def processes(wildcards):
+    """How many processes share a training; each takes a GPU of its own."""
+    run_settings(wildcards)
+    return settings["runs"][wildcards.run]["grpo"]["processes"]
+
+
+def start_trainer(wildcards):
+    """What Python starts for a training: the trainer, or several of it that share the work."""
+    trainer, together = trainer_module(wildcards), processes(wildcards)
+    return trainer if together == 1 else f"scripts.ranks {together} {trainer}"
 
 
 def trainer_sources(wildcards):

@@ -25,9 +25,9 @@ rule train:
     benchmark:
         "logs/benchmarks/train_{run}.tsv"
     resources:
-        gpu=1,
+        gpu=processes,
     params:
-        module=trainer_module,
+        start=start_trainer,
         settings=run_settings,
         model=MODEL,
         data=DATA,
@@ -38,7 +38,7 @@ rule train:
             trap "" INT TERM
             exec tee {log:q}
         )
-        {PYTHON:q} -m {params.module} \
+        {PYTHON:q} -m {params.start} \
             --run {wildcards.run:q} \
             --settings {params.settings:q} \
             --model {params.model:q} \

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from filelock import FileLock, Timeout
 
+from scripts import ranks
 from scripts.cli import RunStopped
 from scripts.prepared import sha256_of
 from scripts.settings import as_text
@@ -39,11 +40,16 @@ class Checkpoints:
         self.folder = Path("checkpoints") / f"{settings['run']}-{hashlib.sha256(identity.encode()).hexdigest()[:12]}"
         self._every = every
         self._steps = settings["grpo"]["steps"]
-        self._lock = _locked(Path("checkpoints") / f"{settings['run']}.lock")
+        if ranks.first():
+            self._lock = _locked(Path("checkpoints") / f"{settings['run']}.lock")
         self._stop = StopRequest()
+        self.stopping = False  # all processes agree on it, at the end of a step
 
     def newest(self) -> Path | None:
         """The newest whole checkpoint; what is torn or unfinished is named and removed."""
+        return ranks.gather([self._newest() if ranks.first() else None])[0]
+
+    def _newest(self) -> Path | None:
         for folder in sorted(self.folder.glob("checkpoint-*"), key=step_of, reverse=True):
             fault = _fault(folder)
             if fault is None:
@@ -55,10 +61,13 @@ class Checkpoints:
 
     def due(self, step: int) -> bool:
         """Whether to save after this step: every so many, and when the run is asked to stop; never after the last."""
-        return step < self._steps and (self._stop.requested or (self._every > 0 and step % self._every == 0))
+        self.stopping = step < self._steps and any(ranks.gather([self._stop.requested]))
+        return self.stopping or (step < self._steps and self._every > 0 and step % self._every == 0)
 
     def save(self, step: int, state: dict[str, Any], metrics: Path) -> None:
         """Write a checkpoint. Where that fails, the run goes on without it, and the one before stays."""
+        if not ranks.first():
+            return  # weights and optimizer are the same everywhere
         unfinished, whole = self.folder / "unfinished", self.folder / f"checkpoint-{step}"
         shutil.rmtree(unfinished, ignore_errors=True)
         try:
@@ -72,28 +81,26 @@ class Checkpoints:
         for old in sorted(self.folder.glob("checkpoint-*"), key=step_of)[:-KEPT]:
             shutil.rmtree(old)
 
-    @property
-    def stop_requested(self) -> bool:
-        return self._stop.requested
-
     def stop_here(self, step: int) -> None:
         """End the run where it was asked to.
 
         Raises:
             RunStopped: with what happens next.
         """
-        if self._stop.requested and step < self._steps:
+        if self.stopping:
             self._close()
             raise RunStopped(f"stopped after step {step}; the same command goes on from its last checkpoint")
 
     def remove(self) -> None:
         """The run is finished: its checkpoints have served."""
-        shutil.rmtree(self.folder, ignore_errors=True)
+        if ranks.first():
+            shutil.rmtree(self.folder, ignore_errors=True)
         self._close()
 
     def _close(self) -> None:
         self._stop.close()
-        self._lock.release()
+        if ranks.first():
+            self._lock.release()
 
 
 class StopRequest:
@@ -113,7 +120,8 @@ class StopRequest:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
         self.requested = True
-        print("stopping after this step (again: at once)", file=sys.stderr, flush=True)
+        if ranks.first():
+            print("stopping after this step (again: at once)", file=sys.stderr, flush=True)
 
 
 def seal(folder: Path, metrics: Path) -> None:

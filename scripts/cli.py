@@ -3,6 +3,7 @@
 import argparse
 import errno
 import json
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -49,7 +50,9 @@ def errors_for_people() -> Iterator[None]:
     """What a person can mend, and Ctrl-C, end the program with a message instead of a traceback."""
     try:
         yield
-    except (SettingsError, ModelFilesError, DataError, RunStopped) as error:
+    except RunStopped as error:
+        sys.exit(str(error) if int(os.environ.get("RANK", "0")) == 0 else 1)  # all processes of a run stop alike
+    except (SettingsError, ModelFilesError, DataError) as error:
         sys.exit(str(error))
     except OSError as error:
         if error.errno not in BEYOND_US:

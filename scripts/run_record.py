@@ -21,6 +21,7 @@ import torch
 from tqdm import tqdm
 from transformers import AutoConfig, PreTrainedModel
 
+from scripts import ranks
 from scripts.prepared import write_record
 from scripts.sources import digest, imported_sources
 
@@ -137,15 +138,19 @@ class WeightsMoved:
 class RunRecord:
     """Writes results/<run>/: a row of metrics.csv a step, a line and a bar on the terminal, and the manifest.
 
+    Of several processes the first one writes.
+
     Args:
         resumed: the checkpoint that the run goes on from; its metrics come first.
     """
 
     def __init__(self, out: Path, settings: dict[str, Any], tracking: str = "none", resumed: Path | None = None):
+        self.metrics = out / "metrics.csv"
+        if not ranks.first():
+            return
         out.mkdir(parents=True, exist_ok=True)
         self._out = out
         self._settings = settings
-        self.metrics = out / "metrics.csv"
         earlier: list[dict[str, str]] = []
         if resumed:
             shutil.copyfile(resumed / "metrics.csv", self.metrics)
@@ -162,6 +167,8 @@ class RunRecord:
 
     def write(self, row: dict[str, Any]) -> None:
         """Add one step. The row is on disk before the next step begins."""
+        if not ranks.first():
+            return
         row = {"seconds": time.time() - self._started, "memory_gib": memory_gib(), **row}
         shown = {k: f"{v:.6g}" if isinstance(v, float) else v for k, v in row.items() if v is not None}
         self._csv.writerow(shown)
@@ -196,6 +203,8 @@ class RunRecord:
             used_as: the trainer's own names for them, where it has others.
             model_dir, data_dir: what training began from.
         """
+        if not ranks.first():
+            return
         folder = self._out / "model"
         # in the precision that it came in, so that it takes no more room than the original
         trained.to(AutoConfig.from_pretrained(model_dir).dtype).save_pretrained(folder)

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from scripts import ranks
 from scripts.cli import RunStopped
 
 Reward = TypeVar("Reward", float, dict[str, Any])
@@ -40,21 +41,22 @@ class Scoring:
         return value
 
     def take(self, completions: int) -> int:
-        """How many of the step's completions got no reward; starts the next step.
+        """How many of the step's completions, of all processes, got no reward; starts the next step.
 
         Raises:
             RunStopped: more than 5 % of them.
         """
-        faults, self._faults = self._faults, {}
+        faults, self._faults = ranks.gather(list(self._faults.values())), {}
         if not faults:
             return 0
-        said = f"{len(faults)} of {completions} completions got no reward; {next(iter(faults.values()))}"
+        said = f"{len(faults)} of {completions} completions got no reward; {faults[0]}"
         if len(faults) > LARGEST_SHARE * completions:
             raise RunStopped(
                 f"rewards: {said}. More than {LARGEST_SHARE:.0%} of a step is too many to learn from the rest; "
                 "mend the reward function in scripts/grpo_scratch/rewards.py"
             )
-        print(f"rewards: {said}. It counts as 0", flush=True)
+        if ranks.first():
+            print(f"rewards: {said}. It counts as 0", flush=True)
         return len(faults)
 
 

@@ -253,6 +253,11 @@ def _combination_faults(grpo: dict[str, Any], path: tuple[str, ...]) -> list[str
         faults.append(
             f"{_name(path)}.warmup_steps: {grpo['warmup_steps']} is more than the {grpo['steps']} steps of the run"
         )
+    if grpo["prompts_per_step"] % grpo["processes"]:
+        faults.append(
+            f"{_name(path)}.processes: {grpo['processes']} processes cannot share {grpo['prompts_per_step']} prompts "
+            "evenly; take a divisor of prompts_per_step"
+        )
     if not any(grpo["reward_weights"].values()):
         faults.append(f"{_name(path)}.reward_weights: all are 0, so no completion is better than another")
     return faults

@@ -5,6 +5,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from scripts import ranks
 from scripts.grpo_scratch.rewards import correctness_reward
 from scripts.grpo_scratch.rollout import Sampler, Sampling, rollout
 from scripts.prepared import read_rows
@@ -26,7 +27,7 @@ class Validation:
 
     def accuracy(self, engine: Sampler) -> float:
         """Share of the validation questions that `engine` answers right, greedily (flexible score)."""
-        samples = rollout(engine, self._tokenizer, self.questions, self._instruction, self._sampling)
-        return sum(correctness_reward(s.text, s.question["gold"], s.completion.truncated) for s in samples) / len(
-            samples
-        )
+        asked = list(ranks.share(self.questions))
+        samples = rollout(engine, self._tokenizer, asked, self._instruction, self._sampling)
+        right = [correctness_reward(s.text, s.question["gold"], s.completion.truncated) for s in samples]
+        return sum(ranks.gather(right)) / len(self.questions)

@@ -37,6 +37,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+from scripts import ranks
 from scripts.lora import named_weights
 from scripts.prepared import ModelFilesError
 from scripts.prompts import prompt_text
@@ -181,6 +182,8 @@ class VLLMEngine:
             enable_prefix_caching=True,
             disable_log_stats=True,
             enforce_eager=not (on_gpu and compiled),
+            # torchrun has connected the processes, each of which keeps an engine of its own
+            distributed_executor_backend="external_launcher" if ranks.count() > 1 else None,
             **({"gpu_memory_utilization": memory_gib * GIB / torch.cuda.mem_get_info()[1]} if on_gpu else {}),
         )
         if not hasattr(self._llm.llm_engine, "model_executor"):

@@ -11,12 +11,14 @@ data/demo/data.json
 import copy
 import math
 import warnings
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, get_scheduler
 
+from scripts import ranks
 from scripts.checkpoints import Checkpoints
 from scripts.cli import RunStopped, errors_for_people, run_arguments
 from scripts.grpo_scratch.grpo import (
@@ -59,6 +61,7 @@ def train(
     run = namespace(settings)
     cfg, instruction = run.grpo, run.prompt.instruction
     sequences = cfg.prompts_per_step * cfg.group_size
+    ranks.start(cfg.processes)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.manual_seed(cfg.seed)
 
@@ -70,7 +73,7 @@ def train(
     longest = longest_sequence(
         model_dir, tokenizer, questions + validation.questions, instruction, cfg.max_completion_tokens
     )
-    engine = build_engine(model_dir, run.engine, longest, sequences, cfg.precision)
+    engine = build_engine(model_dir, run.engine, longest, sequences // cfg.processes, cfg.precision)
     model, reference = build_policy(model_dir, cfg, device)
     check_logprobs(model, tokenizer.encode(prompt_text(tokenizer, questions[0]["question"], instruction)), device)
     optimizer = torch.optim.AdamW(trainable(model), lr=cfg.learning_rate, weight_decay=0.0, fused=True)
@@ -90,11 +93,13 @@ def train(
         # 1. Sample: G completions of each of P questions, B = P x G sequences.
         with clock("rollout"):
             numbered = sampling._replace(seed=(cfg.seed << 32) + step)  # other random numbers in each step
-            samples = rollout(engine, tokenizer, [questions[i] for i in draw], instruction, numbered)
+            asked = [questions[i] for i in ranks.share(draw)]
+            samples = rollout(engine, tokenizer, asked, instruction, numbered)
 
         # 2. Score each completion, in plain Python.
         with clock("reward"):
-            scores = [score(place, sample, weights, scoring) for place, sample in enumerate(samples)]
+            scores = ranks.gather([score(i, sample, weights, scoring) for i, sample in enumerate(samples)])
+            samples = ranks.gather(samples)
             rewards = torch.tensor([earned["total"] for earned in scores]).view(-1, cfg.group_size)  # (P, G)
             bad_rewards = scoring.take(len(samples))
 
@@ -105,9 +110,10 @@ def train(
         with clock("train"):
             kept = [i for i, s in enumerate(samples) if not (cfg.mask_truncated_completions and s.completion.truncated)]
             tokens = sum(len(samples[i].completion.token_ids) for i in kept)
+            mine = ranks.share(kept)
             batches = micro_batches(
-                [samples[i] for i in kept],
-                advantages.flatten()[kept],
+                [samples[i] for i in mine],
+                advantages.flatten()[mine],
                 cfg.max_tokens_per_micro_batch,
                 tokenizer.pad_token_id,
                 device,
@@ -230,11 +236,14 @@ def check_logprobs(model: "Model", tokens: list[int], device: torch.device) -> N
 def update(model: "Model", optimizer: torch.optim.Optimizer, max_grad_norm: float, step: int) -> float:
     """One step of the optimizer with the gradient cut to `max_grad_norm`; returns the gradient's norm before that.
 
+    Processes that train together take the same step, by the sum of their gradients.
+
     Without any gradient the weights stay: AdamW's momentum would move them all the same, as it does in TRL.
 
     Raises:
         RunStopped: the gradient is not finite; the weights are still those of the step before.
     """
+    ranks.add_up_gradients(trainable(model))
     norm = torch.nn.utils.clip_grad_norm_(trainable(model), max_grad_norm).item()
     if not math.isfinite(norm):
         raise RunStopped(f"step {step}: the gradient is {norm}; lower learning_rate, or set precision: fp32")
@@ -308,16 +317,24 @@ class Means:
         self._ratios.append(real.max())
 
     def columns(self, cfg: Any) -> dict[str, float]:
-        """The columns of metrics.csv; without those that the settings leave without meaning."""
+        """The columns of metrics.csv over all processes; without those that the settings leave without meaning."""
+        sums: Counter[str] = Counter({"loss": 0.0})
+        counts: Counter[str] = Counter()
+        ratios: list[float] = []
+        for part_sums, part_counts, part_ratios in ranks.gather([self._numbers()]):
+            sums.update(part_sums)
+            counts.update(part_counts)
+            ratios += part_ratios
         unused = {"correction_mean", "corrected_share"} if cfg.importance_correction == "none" else set()
-        means = {
-            name: (total / self._counts[name].clamp(min=1)).item()
-            for name, total in self._sums.items()
-            if name not in unused
-        }
-        loss = torch.stack(self._losses).sum().item() / cfg.updates_per_batch if self._losses else 0.0
-        largest = {"sampler_ratio_max": torch.stack(self._ratios).max().item()} if self._ratios else {}
-        return {"loss": loss, **means, **largest}
+        means = {name: sums[name] / max(count, 1) for name, count in counts.items() if name not in unused}
+        largest = {"sampler_ratio_max": max(ratios)} if ratios else {}
+        return {"loss": sums["loss"] / cfg.updates_per_batch, **means, **largest}
+
+    def _numbers(self) -> tuple[dict[str, float], dict[str, float], list[float]]:
+        """This process's sums, counts and ratios."""
+        sums = {name: total.item() for name, total in self._sums.items()}
+        sums["loss"] = torch.stack(self._losses).sum().item() if self._losses else 0.0
+        return sums, {n: count.item() for n, count in self._counts.items()}, [r.item() for r in self._ratios]
 
 
 def log(
@@ -370,6 +387,7 @@ def used(
     return {
         **vars(cfg),
         "reward_weights": vars(cfg.reward_weights),
+        "processes": ranks.count(),
         "sequences_per_step": cfg.prompts_per_step * cfg.group_size,
         "learning_rate": group["initial_lr"],
         "optimizer": f"AdamW, betas {group['betas']}, eps {group['eps']}, weight decay {group['weight_decay']}",

@@ -4,6 +4,8 @@ python -m scripts.trl_grpo.train --run trl --model models/demo --data data/demo 
 """
 
 import importlib.util
+import os
+from collections import Counter
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -14,6 +16,7 @@ from safetensors import SafetensorError
 from transformers import AutoTokenizer, PrinterCallback, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
+from scripts import ranks
 from scripts.checkpoints import KEPT, Checkpoints, say_unsaved, seal
 from scripts.cli import errors_for_people, run_arguments
 from scripts.grpo_scratch.rewards import correctness_reward as score_correct
@@ -59,7 +62,7 @@ class Rewards:
 
 
 def sequences_per_micro_batch(sequences: int, longest: int, max_tokens: int) -> int:
-    """TRL counts sequences where we count tokens: the most that surely fit, of those that divide the step."""
+    """TRL counts sequences where we count tokens: the most that surely fit, of those that divide a process's share."""
     fitting = [n for n in range(1, sequences + 1) if sequences % n == 0 and n * longest <= max_tokens]
     return max(fitting, default=1)
 
@@ -68,7 +71,7 @@ def trl_config(settings: dict[str, Any], max_length: int, out: Path) -> GRPOConf
     """config.yaml's names -> TRL's. What is not named here is at TRL's default."""
     run = namespace(settings)
     cfg = run.grpo
-    sequences = cfg.prompts_per_step * cfg.group_size
+    sequences = cfg.prompts_per_step * cfg.group_size // cfg.processes
     micro_batch = sequences_per_micro_batch(sequences, max_length, cfg.max_tokens_per_micro_batch)
     on_gpu = torch.cuda.is_available()
     use_vllm = on_gpu and run.engine.name != "transformers" and importlib.util.find_spec("vllm") is not None
@@ -83,7 +86,7 @@ def trl_config(settings: dict[str, Any], max_length: int, out: Path) -> GRPOConf
         }
         if cfg.importance_correction != "none":
             engine["vllm_importance_sampling_mode"] = cfg.importance_correction
-    return GRPOConfig(
+    config = GRPOConfig(
         output_dir=str(out),
         max_steps=cfg.steps * cfg.updates_per_batch,  # counts updates
         per_device_train_batch_size=micro_batch,  # counts sequences, not prompts
@@ -125,6 +128,9 @@ def trl_config(settings: dict[str, Any], max_length: int, out: Path) -> GRPOConf
         disable_tqdm=True,
         **engine,
     )
+    if config.device.type == "cuda":
+        config._n_gpu = 1  # of each process; a single one would split its batches over all the GPUs that it sees
+    return config
 
 
 DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
@@ -134,7 +140,7 @@ USED_AS = {
     "steps": "max_steps / num_iterations",
     "prompts_per_step": "generation_batch_size / num_generations",
     "group_size": "num_generations",
-    "sequences_per_step": "per_device_train_batch_size x gradient_accumulation_steps",
+    "sequences_per_step": "per_device_train_batch_size x gradient_accumulation_steps x num_processes",
     "max_completion_tokens": "max_completion_length",
     "lr_schedule": "lr_scheduler_type",
     "importance_correction": "vllm_importance_sampling_correction, vllm_importance_sampling_mode",
@@ -144,6 +150,7 @@ USED_AS = {
     "updates_per_batch": "num_iterations",
     "old_logprobs": "old_per_token_logps: computed, or the policy's own",
     "max_tokens_per_micro_batch": "per_device_train_batch_size",
+    "processes": "accelerate's num_processes",
     "precision": "bf16",
     "sampler": "use_vllm",
     "weights_dtype": "model_init_kwargs: dtype",
@@ -185,10 +192,10 @@ class ObservedGRPOTrainer(GRPOTrainer):
             return super()._generate_single_turn(*args, **kwargs)
 
     def _calculate_rewards(self, inputs: list[dict[str, Any]], *args: Any, **kwargs: Any) -> Any:
-        self.questions_drawn = [row["id"] for row in inputs[:: self.num_generations]]
+        self.questions_drawn = ranks.gather([row["id"] for row in inputs[:: self.num_generations]])
         with self.clock("reward"):
-            rewards = super()._calculate_rewards(inputs, *args, **kwargs)  # (B, 2)
-            self.bad_rewards = self._rewards.scoring.take(len(inputs))
+            rewards = super()._calculate_rewards(inputs, *args, **kwargs)  # (B, 2), of all processes
+            self.bad_rewards = self._rewards.scoring.take(len(rewards))
         total = (rewards * self.reward_weights.to(rewards)).sum(1).view(-1, self.num_generations)  # (P, G)
         self.degenerate_groups = (total.amax(1) == total.amin(1)).float().mean().item()
         return rewards
@@ -217,15 +224,27 @@ class ObservedGRPOTrainer(GRPOTrainer):
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         folder = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
         with self.clock.stopped():
+            faults: list[Exception] = []
             try:
                 super()._save_checkpoint(model, trial)
+            except (OSError, RuntimeError, SafetensorError) as error:
+                faults.append(error)
+            faults = ranks.gather(faults)  # each process has written its random state
+            if not ranks.first():
+                return
+            try:
+                if faults:
+                    raise faults[0]
                 seal(folder, self._metrics_file)
             except (OSError, RuntimeError, SafetensorError) as error:
                 say_unsaved(folder, error)
 
 
 class Observed:
-    """A step's means over all its tokens. TRL logs means of the micro-batches' means, which count short texts more."""
+    """A step's means over all its tokens. TRL logs means of the micro-batches' means, which count short texts more.
+
+    What TRL has averaged over several processes already keeps their equal weights.
+    """
 
     # TRL's names -> columns
     MEANS: ClassVar = {
@@ -269,10 +288,15 @@ class Observed:
         self._counts[name] = self._counts.get(name, 0) + count
 
     def columns(self) -> dict[str, float]:
-        """The columns of metrics.csv."""
-        columns = {name: total / max(self._counts[name], 1) for name, total in self._sums.items()}
+        """The columns of metrics.csv, over all processes."""
+        sums, counts, ratios = Counter[str](), Counter[str](), []
+        for part_sums, part_counts, ratio in ranks.gather([(self._sums, self._counts, self._ratio_max)]):
+            sums.update(part_sums)
+            counts.update(part_counts)
+            ratios.append(ratio)
+        columns = {name: sums[name] / max(count, 1) for name, count in counts.items()}
         if "logprob_difference" in columns:
-            columns["sampler_ratio_max"] = self._ratio_max
+            columns["sampler_ratio_max"] = max(ratios)
         return columns
 
 
@@ -330,7 +354,7 @@ class MetricsCallback(TrainerCallback):
                 self._accuracy = self._validation.accuracy(OwnSampler(self._trainer))
         if not updates_behind:
             control.should_save |= self._checkpoints.due(step)
-            control.should_training_stop |= self._checkpoints.stop_requested
+            control.should_training_stop |= self._checkpoints.stopping
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if state.global_step % self._updates == 0:
@@ -343,7 +367,7 @@ class MetricsCallback(TrainerCallback):
         phases = trainer.clock.take()
         # All of the step that is not one of the other phases is forward, backward and update.
         phases["seconds_train"] = phases["seconds_step"] - sum(v for k, v in phases.items() if k != "seconds_step")
-        sequences = args.per_device_train_batch_size * args.gradient_accumulation_steps
+        sequences = args.per_device_train_batch_size * args.gradient_accumulation_steps * ranks.count()
         accuracy = logs["rewards/correctness_reward/mean"]
         self._record.write(
             {
@@ -376,6 +400,9 @@ def train(
 ) -> None:
     """Train the model in `model_dir` on the questions in `data_dir`; leave metrics, manifest and model in `out`."""
     cfg, instruction = settings["grpo"], settings["prompt"]["instruction"]
+    ranks.start(cfg["processes"])
+    if not torch.cuda.is_available():
+        os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"  # not cpu:0, onto which torch cannot load a checkpoint
     verify(model_dir)
     checkpoints = Checkpoints(settings, "scripts.trl_grpo.train", model_dir, data_dir, checkpoint_every)
     questions = read_rows(data_dir / "train.jsonl")
@@ -431,6 +458,7 @@ def used(trainer: GRPOTrainer) -> dict[str, Any]:
         "steps": trainer.state.global_step // trainer.num_iterations,
         "prompts_per_step": sequences // trainer.num_generations,
         "group_size": trainer.num_generations,
+        "processes": trainer.accelerator.num_processes,
         "sequences_per_step": sequences,
         "max_completion_tokens": trainer.max_completion_length,
         "temperature": trainer.temperature,

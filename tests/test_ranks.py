@@ -1,0 +1,147 @@
+"""A training that two processes share: it must be the training of one process, only divided."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from conftest import ROOT, run_module
+from test_trainers import MODULES, TIMES, manifest, metrics
+from transformers import AutoModelForCausalLM
+
+from scripts import ranks
+from scripts import settings as project_settings
+from scripts.settings import SettingsError, load
+
+TWO = ["scripts.ranks", "2"]  # as rules/train.smk starts them
+
+# TRL draws from torch's own random numbers, which two processes cannot share out alike; here it samples as our engine.
+SEEDED_TRL = """
+import scripts.trl_grpo.train as module
+from scripts.grpo_scratch.rollout import Sampling, transformers_generate
+
+def seeded(self, prompts, *_):
+    sampling = Sampling(self.num_generations, self.max_completion_length, seed=self.state.global_step)
+    model = self.accelerator.unwrap_model(self.model).eval()
+    groups = transformers_generate(model, self.eos_token_ids, prompts[:: self.num_generations], sampling, 64)
+    model.train()
+    return [completion.token_ids for group in groups for completion in group], None
+
+module.ObservedGRPOTrainer._generate_single_turn = seeded
+with module.errors_for_people():
+    a = module.run_arguments("")
+    module.train(a.settings, a.model, a.data, a.out, a.tracking, a.checkpoint_every)
+"""
+
+
+@pytest.fixture
+def command(demo_settings, demo_model, demo_data, tmp_path):
+    """command(trainer, processes, **grpo): arguments for run_module and where the run writes to."""
+    (tmp_path / "seeded_trl.py").write_text(SEEDED_TRL)
+
+    def arguments(trainer: str, processes: int, **grpo) -> tuple[list[str], Path]:
+        run = project_settings.run_settings(demo_settings, trainer)
+        run["grpo"] = {**run["grpo"], "processes": processes, "steps": 6, "evaluate_every": 3, **grpo}
+        run["engine"] = {**run["engine"], "name": "transformers"}
+        module = MODULES["scratch"] if trainer == "scratch" else "seeded_trl"
+        out = tmp_path / f"{trainer}-{processes}"
+        arguments = ["--run", trainer, "--settings", json.dumps(run), "--model", demo_model, "--data", demo_data]
+        started = [*TWO, module] if processes > 1 else [module]
+        return [*started, *map(str, arguments), "--out", str(out)], out
+
+    return arguments
+
+
+@pytest.fixture
+def trained(command, tmp_path):
+    """trained(trainer, processes, **grpo) trains to the end and returns the run's folder."""
+
+    def train(trainer: str, processes: int, **grpo) -> Path:
+        arguments, out = command(trainer, processes, **grpo)
+        run_module(*arguments, cwd=tmp_path, env={"PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}"})
+        return out
+
+    return train
+
+
+def largest_difference(one: Path, other: Path) -> float:
+    """Of the trained weights, against the largest weight."""
+    ours, theirs = (AutoModelForCausalLM.from_pretrained(folder / "model") for folder in (one, other))
+    return max(
+        ((ours.get_parameter(name) - weight).abs().max() / weight.abs().max()).item()
+        for name, weight in theirs.named_parameters()
+    )
+
+
+@pytest.mark.parametrize("trainer", MODULES)
+def test_two_processes_learn_what_one_learns(command, trained, tmp_path, trainer):
+    """Stopped on the way, even: the same prompts, completions, rewards, loss, gradient, and weights in the end."""
+    arguments, two = command(trainer, 2)
+    stop_after(2, [*arguments, "--checkpoint-every", "2"], tmp_path)
+    (two / "metrics.csv").unlink()  # as Snakemake does
+    one, two = trained(trainer, 1), trained(trainer, 2)
+    ours, theirs = metrics(one), metrics(two)
+    assert ours["step"].tolist() == theirs["step"].tolist() == [1, 2, 3, 4, 5, 6]
+    assert ours["prompts"].tolist() == theirs["prompts"].tolist()
+    assert (ours["grad_norm"] > 0.01).all() and ours["validation_accuracy"].notna().any()
+    for name in ours.columns.drop([*TIMES, "prompts"]):
+        # TRL logs the mean of its processes' mean entropies
+        tolerance = 0.01 if (trainer, name) == ("trl", "entropy") else 1e-4
+        np.testing.assert_allclose(theirs[name], ours[name], rtol=tolerance, atol=1e-5, err_msg=name)
+    difference = largest_difference(one, two)
+    print(f"{trainer}: weights differ by at most {difference:.1e} of the largest")
+    assert difference < 1e-4
+    used = manifest(two)["used"]
+    assert used["processes"] == 2 and {**used, "processes": 1} == manifest(one)["used"]
+
+
+def stop_after(step: int, arguments: list[str], folder: Path) -> None:
+    """Start a training, and press Ctrl-C as soon as this step's row is written."""
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{folder}"}
+    command = [sys.executable, "-m", *arguments]
+    rows = Path(arguments[arguments.index("--out") + 1]) / "metrics.csv"
+    with subprocess.Popen(command, cwd=folder, env=environment, stderr=subprocess.PIPE, text=True) as process:
+        while process.poll() is None and not (rows.exists() and rows.read_text().count("\n") > step):
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        said = process.communicate()[1]
+    assert process.returncode == 130 and said.count("stopped after step") == 1 and "Traceback" not in said, said
+
+
+def test_a_process_that_dies_takes_the_others_with_it_and_says_so(command, tmp_path):
+    arguments, _ = command("scratch", 2)
+    (tmp_path / "dying.py").write_text("import os\nif os.environ['RANK'] == '1': os.kill(os.getpid(), 9)")
+    arguments[2] = "dying"
+    done = subprocess.run(
+        [sys.executable, "-m", *arguments],
+        cwd=tmp_path, env={**os.environ, "PYTHONPATH": f"{ROOT}:."}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr.endswith("process 1 of 2 was ended by signal 9; the others with it\n")
+
+
+def test_more_processes_than_the_settings_say_stop_before_any_work(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(SettingsError, match=r"grpo\.processes is 1, but 2 started"):
+        ranks.start(1)
+
+
+def test_more_processes_than_gpus_stop_before_any_work(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    with pytest.raises(SettingsError, match=r"grpo\.processes is 4, but only 2 GPUs are visible"):
+        ranks.start(4)
+
+
+def test_prompts_that_cannot_be_shared_evenly_are_refused():
+    config = yaml.safe_load((ROOT / "config.yaml").read_text(encoding="utf-8"))
+    config["runs"]["scratch-3"] = {"trainer": "scratch", "processes": 3}
+    with pytest.raises(SettingsError, match=r"runs\.scratch-3\.processes: 3 processes cannot share 8 prompts evenly"):
+        load(config, "full")
