@@ -22,7 +22,7 @@ from tqdm import tqdm
 from transformers import AutoConfig, PreTrainedModel
 
 from scripts import ranks
-from scripts.prepared import write_record
+from scripts.prepared import sha256_of, write_record
 from scripts.sources import digest, imported_sources
 
 # One row an optimizer step, the same columns for both trainers; empty where a trainer cannot know.
@@ -224,6 +224,7 @@ class RunRecord:
             "model": {k: model[k] for k in ("source", "name", "revision")},
             "data": {k: data[k] for k in ("source", "name", "revision", "counts")},
             "data_digest": data["digest"],
+            "metrics_sha256": sha256_of(self.metrics),  # the page tells by it whether the file was changed since
             "code_digest": digest(imported_sources(stage_module)),
             "commit": _git("rev-parse", "HEAD"),
             "versions": {"python": platform.python_version(), **_versions()},

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pandas as pd
 
+from scripts.prepared import sha256_of
+
 # Of the log-probs of engine and trainer, in nats a token. Measured: 0.005 to 0.009 with a bf16 engine on an H200, 1e-7
 # with an fp32 engine on a CPU, and flat over the run; what grows from step to step is an engine that is not pushed to.
 LARGEST_DIFFERENCE = 0.05
@@ -68,6 +70,8 @@ def main() -> None:
     verdicts = {}
     for path in args.metrics:
         manifest = json.loads((path.parent / "manifest.json").read_text(encoding="utf-8"))
+        if manifest.get("metrics_sha256", sha256_of(path)) != sha256_of(path):
+            sys.exit(f"smoke: {path} is not the file that the run wrote; delete it and run the same command")
         metrics = pd.read_csv(path)
         gpus = manifest["hardware"]["gpus"]
         run, found = manifest["run"], faults(metrics, gpus[0]["memory_gib"] if gpus else None)

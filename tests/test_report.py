@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from scripts import smoke
 from scripts.report import words
 from scripts.report.compare import cost, paired, settings_rows, three_places
 from scripts.report.health import CHECKS, examine
@@ -263,7 +264,8 @@ def test_a_resumed_run_keeps_the_later_row_and_drops_a_torn_one(results: Path):
     run = read_run(results / "scratch", EXPECTED)
     assert run.steps == 80
     assert len(run.columns["reward"]) == 80
-    assert ("fault_lines", {"file": "metrics.csv", "count": 1}) in run.faults
+    assert ("fault_lines", {"file": "metrics.csv", "count": 1, "lines": "83"}) in run.faults
+    assert ("fault_twice", {"file": "metrics.csv", "step": 80, "first": "81", "second": "82"}) in run.faults
 
 
 # Words
@@ -477,6 +479,125 @@ def test_a_missing_column_is_named_and_the_figure_says_who_lacks_it(results: Pat
     html = page(results)
     assert "metrics.csv lacks the columns entropy" in html
     assert "trl does not record this" in html
+
+
+def in_line(number: int, change: Callable[[str], str]) -> Callable[[Path], None]:
+    """Changes one line of a file, counted from 1 as editors do."""
+
+    def damage(file: Path) -> None:
+        lines = file.read_text().splitlines(keepends=True)
+        lines[number - 1] = change(lines[number - 1])
+        file.write_text("".join(lines))
+
+    return damage
+
+
+def in_cell(column: str, line: int, text: str) -> Callable[[Path], None]:
+    return lambda file: rewrite_metrics(
+        file, lambda row: row | ({column: text} if row["step"] == str(line - 1) else {})
+    )
+
+
+def without_column(name: str) -> Callable[[Path], None]:
+    return lambda file: rewrite_metrics(file, lambda row: {key: row[key] for key in row if key != name})
+
+
+def cut(file: Path) -> None:
+    file.write_text("".join(file.read_text().splitlines(keepends=True)[:39])[:-60])
+
+
+# what was done to metrics.csv -> what the page says of the place; "" where only the run's digest can tell
+DAMAGE = {
+    "another number": (in_cell("reward", 6, "0.99"), ""),
+    "a row less at the end": (in_line(81, lambda line: ""), ""),
+    "text for a number": (in_cell("reward", 6, "good"), "metrics.csv, line 6, column reward: 'good' is no number"),
+    "a decimal comma": (in_cell("loss", 7, "0,5"), "metrics.csv, line 7, column loss: '0,5' is no number"),
+    "a number that no run has": (in_cell("tokens", 6, "1e308"), "line 6, column tokens: '1e308' is no number"),
+    "a step without a number": (in_cell("step", 6, "inf"), "metrics.csv, line 6, column step: 'inf' is no number"),
+    "a step too large": (in_cell("step", 6, "1e308"), "metrics.csv, line 6, column step: '1e308' is no number"),
+    "a row twice": (in_line(6, lambda line: line * 2), "step 5 stands in line 6 and in line 7; the later one is shown"),
+    "a column less": (without_column("entropy"), "metrics.csv lacks the columns entropy"),
+    "no steps": (without_column("step"), "metrics.csv lacks the columns step"),
+    "cut": (cut, "damaged lines of metrics.csv, left out: 1 (line 39)"),
+    "a quotation mark": (
+        in_line(6, lambda line: '"' + line + "1," * 99_999),
+        "cannot be read from line 6 on (field larger",
+    ),
+    "nothing left": (lambda file: file.write_text(""), "metrics.csv holds no step yet"),
+}
+
+
+@pytest.mark.parametrize("recorded", [True, False], ids=["digest", "older manifest"])
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_what_was_done_to_metrics_after_the_run_is_said_with_its_place(results: Path, damage: str, recorded: bool):
+    change, place = DAMAGE[damage]
+    if recorded:
+        record_digest(results / "trl")
+    change(results / "trl" / "metrics.csv")
+    html = page(results).replace("&#39;", "'")
+    [said] = re.findall(r"<li>trl: (.*?)</li>", html) or [""]
+    assert place in said
+    assert said.startswith("metrics.csv is not the file that the run wrote (changed since); its curves") == recorded
+    assert "<h1>GRPO raised accuracy from 39.0 % to 95.0 % (scratch) and 93.5 % (trl)" in html
+
+
+def record_digest(folder: Path) -> None:
+    """What a run adds to its manifest at its end."""
+    file = folder / "manifest.json"
+    digest = hashlib.sha256((folder / "metrics.csv").read_bytes()).hexdigest()
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"metrics_sha256": digest}))
+
+
+def test_no_verdict_rests_on_edited_metrics_and_the_evaluation_stays(results: Path):
+    for name in ("scratch", "trl"):
+        record_digest(results / name)
+    whole = page(results)
+    assert "not the file that the run wrote" not in whole
+    assert "A step took the runs the same time" in whole
+
+    in_cell("reward", 6, "nan")(results / "scratch" / "metrics.csv")
+    html = page(results).replace("&#39;", "'")
+    path = (results / "scratch" / "metrics.csv").as_posix()
+    assert (
+        "<li>scratch: metrics.csv is not the file that the run wrote (changed since); its curves and times are shown "
+        "as they stand now, and no verdict rests on them (accuracy and agreement come from the evaluation's own "
+        f"files). To have the run's own: put a copy of it back, or delete {path} and this page and run the same "
+        "command, which trains the run again; metrics.csv, line 6, column reward: 'nan' is no number that can be "
+        "used.</li>"
+    ) in html
+    assert "The runs agree (McNemar p = 0.55; trl minus scratch" in html  # of samples.jsonl
+    assert "step took" not in html
+    assert html.count('<span class="verdict single">not judged</span>') == 1
+    assert html.count("Not judged, because metrics.csv is not the file that the run wrote.") == 1
+    assert html.count('<span class="verdict same">nothing wrong found</span>') == 1
+    assert "whether the prompts were the same cannot be told: metrics.csv was changed since the run (scratch)" in html
+    assert "finished; metrics.csv was changed since" in html
+
+
+def test_edited_metrics_are_named_in_chinese(results: Path):
+    record_digest(results / "trl")
+    in_cell("reward", 6, "good")(results / "trl" / "metrics.csv")
+    html = page(results, language="zh").replace("&#39;", "'")
+    assert "trl：metrics.csv 不是该运行写下的文件（之后被改动过）；曲线和耗时按文件现状显示" in html
+    assert "metrics.csv 第 6 行 reward 列：'good' 不是可用的数。" in html
+    assert "不作判断，因为 metrics.csv 不是该运行写下的文件。" in html
+
+
+def test_of_many_damaged_places_three_are_named(results: Path):
+    rewrite_metrics(results / "trl" / "metrics.csv", lambda row: row | {"reward": "good"})
+    html = page(results)
+    assert re.findall(r"line (\d+), column reward", html) == ["2", "3", "4"]
+    assert "more such places in metrics.csv: 77." in html
+
+
+def test_smoke_does_not_judge_edited_metrics(results: Path, monkeypatch: pytest.MonkeyPatch):
+    record_digest(results / "scratch")
+    metrics = results / "scratch" / "metrics.csv"
+    in_cell("reward", 6, "good")(metrics)
+    monkeypatch.setattr(sys, "argv", ["smoke", str(metrics), "--out", str(results / "smoke.json")])
+    with pytest.raises(SystemExit, match=f"smoke: {metrics} is not the file that the run wrote; delete it and run"):
+        smoke.main()
+    assert not (results / "smoke.json").exists()
 
 
 def test_one_run_and_five(results: Path):

@@ -155,6 +155,7 @@ CHANGES = {
         [*BOTH, *BASELINE, *PAGES],
     ),
     "what is right, rewards.py": (edit("scripts/grpo_scratch/rewards.py"), ["data", *BOTH, *BASELINE, *PAGES]),
+    "metrics.csv, edited by hand": (edit("results/scratch/metrics.csv"), PAGES),
     "the page's template": (edit("reports/template.html.j2"), PAGES),
 }
 
@@ -169,6 +170,13 @@ def test_only_what_depends_on_a_change_runs_again(copy, change):
 def test_a_new_run_is_trained_when_its_page_is_asked_for(copy):
     CHANGES["a new run"][0](copy)
     assert planned(copy, "results/hot/report.html") == ["evaluate hot", "page hot", "train hot"]
+
+
+def test_the_way_back_from_an_edited_metrics_csv_is_as_the_page_says_it(copy):
+    """Left where it is, the page is newer than all that it is made of, and Snakemake would do nothing."""
+    for file in ("scratch/metrics.csv", "trl/report.html"):
+        (copy / "results" / file).unlink()
+    assert planned(copy, "results/trl/report.html") == ["evaluate scratch", "page trl", "train scratch"]
 
 
 def test_smoke_trains_ten_steps_of_each_trainer_and_leaves_the_runs_alone(copy):

@@ -25,7 +25,7 @@ from scripts.evaluate import evaluate, graded_group, pass_at_k, powers, shown, w
 from scripts.grpo_scratch import train as scratch
 from scripts.grpo_scratch.rewards import correctness_reward, strict_match
 from scripts.grpo_scratch.rollout import Completion, Sample
-from scripts.prepared import ModelFilesError, read_rows, verify
+from scripts.prepared import ModelFilesError, read_rows, sha256_of, verify
 from scripts.prompts import prompt_text
 from scripts.report.compare import same
 from scripts.run_record import COLUMNS, Clock, prompts_digest, step_questions
@@ -170,6 +170,11 @@ def test_both_manifests_compare(trained):
     assert one["data_digest"] == other["data_digest"]
     assert one["code_digest"] != other["code_digest"]
     assert (one["trainer"], other["trainer"]) == ("scratch", "trl")
+
+
+def test_a_manifest_holds_the_digest_of_the_finished_metrics(trained):
+    for folder in (trained / "results" / run for run in MODULES):
+        assert manifest(folder)["metrics_sha256"] == sha256_of(folder / "metrics.csv")
 
 
 def test_no_file_of_a_run_holds_the_hubs_token(trained):

@@ -228,6 +228,8 @@ def _check(place: str, names: tuple[str, ...], runs: Sequence[Run]) -> Check:
 def same_prompts(first: Run, second: Run) -> tuple[str, tuple[str, dict[str, Any]]]:
     """Whether both runs trained on the same questions, step for step, over the steps both have."""
     names = {"first": first.name, "second": second.name}
+    if edited := [run.name for run in (first, second) if run.edited]:
+        return "unknown", ("prompts_edited", {"runs": ", ".join(edited)})
     one, other = _prompts(first), _prompts(second)
     steps = sorted(step for step in one if step in other)
     if not steps:

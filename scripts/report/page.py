@@ -307,6 +307,7 @@ def _health(run: Run, t: words.Texts) -> dict[str, Any]:
         "name": run.name,
         "verdict": verdict,
         "says": t[f"health_{verdict}"],
+        "edited": run.edited,
         "findings": [words.finding(found, t) for found in examined.findings],
         "passed": words.checked(examined.passed, t),
         "unchecked": words.checked(examined.unchecked, t),

@@ -194,7 +194,7 @@ def _causes(runs: Sequence[Run], pairs: Sequence[tuple[int, int, Paired]], t: Te
 
 
 def _speed(runs: Sequence[Run], t: Texts) -> str:
-    times = [(step, run.name) for run in runs if (step := step_seconds(run))]
+    times = [(step, run.name) for run in runs if not run.edited and (step := step_seconds(run))]
     if len(times) < 2:
         return ""
     fast, slow = min(times), max(times)
@@ -240,6 +240,8 @@ def faults(run: Run, t: Texts) -> str:
 
 
 def status(run: Run, t: Texts) -> str:
+    if run.finished and run.edited:
+        return t["status_edited"]
     if run.finished:
         return t["status_finished"].format(steps=run.steps)
     if not run.steps:
