@@ -170,6 +170,21 @@ def test_completions_follow_from_prompt_and_seed_whatever_else_is_sampled(engine
     assert sampled(questions, 2) != first
 
 
+def test_both_engines_draw_the_same_completions(demo_model, tokenizer, questions):
+    """On a CPU, where both take their random numbers from torch: two programs, one sampling."""
+    if not importlib.util.find_spec("vllm"):
+        pytest.skip("vLLM is not installed here")
+    both = [
+        rollout(
+            build_engine(demo_model, SimpleNamespace(name=name, memory_gib=1.0), 256, 64, "fp32"),
+            tokenizer, questions, "", Sampling(4, MAX_TOKENS, temperature=0.8, top_p=0.9, top_k=40, seed=5),
+        )
+        for name in ("vllm", "transformers")
+    ]  # fmt: skip
+    same = [ours.completion.token_ids == theirs.completion.token_ids for ours, theirs in zip(*both, strict=True)]
+    assert sum(same) >= 22  # of 24: a tie that rounding decides may part two of them
+
+
 def test_tokens_are_drawn_as_often_as_their_probabilities_say():
     probabilities = torch.tensor([0.5, 0.3, 0.15, 0.05, 0.0])
     draws = Draws(list(range(4000)), CPU)

@@ -1,5 +1,6 @@
 """A training that two processes share: it must be the training of one process, only divided."""
 
+import importlib.util
 import json
 import os
 import signal
@@ -45,10 +46,10 @@ def command(demo_settings, demo_model, demo_data, tmp_path):
     """command(trainer, processes, **grpo): arguments for run_module and where the run writes to."""
     (tmp_path / "seeded_trl.py").write_text(SEEDED_TRL)
 
-    def arguments(trainer: str, processes: int, **grpo) -> tuple[list[str], Path]:
+    def arguments(trainer: str, processes: int, engine: str = "transformers", **grpo) -> tuple[list[str], Path]:
         run = project_settings.run_settings(demo_settings, trainer)
         run["grpo"] = {**run["grpo"], "processes": processes, "steps": 6, "evaluate_every": 3, **grpo}
-        run["engine"] = {**run["engine"], "name": "transformers"}
+        run["engine"] = {**run["engine"], "name": engine}
         module = MODULES["scratch"] if trainer == "scratch" else "seeded_trl"
         out = tmp_path / f"{trainer}-{processes}"
         arguments = ["--run", trainer, "--settings", json.dumps(run), "--model", demo_model, "--data", demo_data]
@@ -60,10 +61,10 @@ def command(demo_settings, demo_model, demo_data, tmp_path):
 
 @pytest.fixture
 def trained(command, tmp_path):
-    """trained(trainer, processes, **grpo) trains to the end and returns the run's folder."""
+    """trained(trainer, processes, engine) trains to the end and returns the run's folder."""
 
-    def train(trainer: str, processes: int, **grpo) -> Path:
-        arguments, out = command(trainer, processes, **grpo)
+    def train(*run) -> Path:
+        arguments, out = command(*run)
         run_module(*arguments, cwd=tmp_path, env={"PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}"})
         return out
 
@@ -79,13 +80,15 @@ def largest_difference(one: Path, other: Path) -> float:
     )
 
 
-@pytest.mark.parametrize("trainer", MODULES)
-def test_two_processes_learn_what_one_learns(command, trained, tmp_path, trainer):
+@pytest.mark.parametrize(("trainer", "engine"), [("scratch", "transformers"), ("scratch", "vllm"), ("trl", "its own")])
+def test_two_processes_learn_what_one_learns(command, trained, tmp_path, trainer, engine):
     """Stopped on the way, even: the same prompts, completions, rewards, loss, gradient, and weights in the end."""
-    arguments, two = command(trainer, 2)
+    if engine == "vllm" and not importlib.util.find_spec("vllm"):
+        pytest.skip("vLLM is not installed here")
+    arguments, two = command(trainer, 2, engine)
     stop_after(2, [*arguments, "--checkpoint-every", "2"], tmp_path)
     (two / "metrics.csv").unlink()  # as Snakemake does
-    one, two = trained(trainer, 1), trained(trainer, 2)
+    one, two = trained(trainer, 1, engine), trained(trainer, 2, engine)
     ours, theirs = metrics(one), metrics(two)
     assert ours["step"].tolist() == theirs["step"].tolist() == [1, 2, 3, 4, 5, 6]
     assert ours["prompts"].tolist() == theirs["prompts"].tolist()
@@ -95,7 +98,7 @@ def test_two_processes_learn_what_one_learns(command, trained, tmp_path, trainer
         tolerance = 0.01 if (trainer, name) == ("trl", "entropy") else 1e-4
         np.testing.assert_allclose(theirs[name], ours[name], rtol=tolerance, atol=1e-5, err_msg=name)
     difference = largest_difference(one, two)
-    print(f"{trainer}: weights differ by at most {difference:.1e} of the largest")
+    print(f"{trainer}, {engine}: weights differ by at most {difference:.1e} of the largest")
     assert difference < 1e-4
     used = manifest(two)["used"]
     assert used["processes"] == 2 and {**used, "processes": 1} == manifest(one)["used"]
