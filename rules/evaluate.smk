@@ -18,6 +18,7 @@ rule evaluate:
         "logs/benchmarks/evaluate_{run}.tsv"
     resources:
         gpu=1,
+        gpu_stage=1,
     params:
         settings=as_param({name: settings[name] for name in ("prompt", "engine", "evaluation")}),
         model=lambda wildcards, input: Path(input.model).parent,

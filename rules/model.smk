@@ -20,6 +20,7 @@ rule model:
         "logs/benchmarks/model.tsv"
     resources:
         gpu=int(BUILTIN),  # the demo's is trained; a download needs none
+        gpu_stage=int(BUILTIN),
     params:
         module=MODEL_MODULE,
         settings=as_param(MODEL_SETTINGS),

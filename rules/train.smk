@@ -26,6 +26,7 @@ rule train:
         "logs/benchmarks/train_{run}.tsv"
     resources:
         gpu=processes,
+        gpu_stage=1,
     params:
         start=start_trainer,
         settings=run_settings,

@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
 import yaml
 
@@ -176,6 +178,22 @@ def test_both_pages_show_both_runs(finished):
         assert page.lower().startswith("<!doctype html>")
         assert all(name in page for name in RUNS)
         assert str(finished) not in page  # nobody's folders
+
+
+def test_a_run_of_two_processes_gives_the_curves_of_one_and_joins_the_page(copy):
+    code, output = snakemake(copy, "results/scratch-2/report.html")
+    assert code == 0, output
+    assert "scripts.ranks" not in output and output.count("step    8  reward") == 1  # one of the two speaks
+    assert "scratch-2" in (copy / "results" / "scratch-2" / "report.html").read_text(encoding="utf-8")
+    one, two = (pd.read_csv(copy / "results" / run / "metrics.csv") for run in ("scratch", "scratch-2"))
+    for name in ("reward", "completion_length_mean", "loss", "grad_norm", "entropy", "tokens", "validation_accuracy"):
+        np.testing.assert_allclose(two[name], one[name], rtol=1e-3, atol=1e-4, err_msg=name)
+
+
+def test_a_training_asks_for_as_many_gpus_as_it_has_processes(copy):
+    for profile in ([], ["--profile", "workflow/profiles/slurm"]):
+        _, output = snakemake(copy, "-n", "results/scratch-2/metrics.csv", *profile)
+        assert re.search(r"wildcards: run=scratch-2\n    resources: .*gpu=2\b", output), output
 
 
 def test_a_second_run_has_nothing_to_do(story, finished):
