@@ -46,6 +46,7 @@ class Gpu(NamedTuple):
     cuda: str  # the newest version that the driver knows
     total_gib: float
     free_gib: float
+    here: int = 1  # GPUs on this machine
 
 
 class Machine:
@@ -87,7 +88,7 @@ class Machine:
         name, driver, total, free = rows[int(visible) if visible.isdigit() and int(visible) < len(rows) else 0]
         cuda = re.search(r"CUDA Version: ([\d.]+)", self.output("nvidia-smi", seconds=30)[1])
         mib = 2**10
-        return Gpu(name, driver, cuda[1] if cuda else "", float(total) / mib, float(free) / mib), ""
+        return Gpu(name, driver, cuda[1] if cuda else "", float(total) / mib, float(free) / mib, len(rows)), ""
 
     def installed(self, package: str) -> str | None:
         """Its version, without what follows a plus."""
@@ -223,6 +224,9 @@ def gpu(machine: Machine, settings: Settings | None) -> Iterator[Finding]:
         g = machine.gpu
         knows = f", knows CUDA {g.cuda}" if g.cuda else ""
         yield Finding(OK, f"{g.name}: {g.free_gib:.1f} of {g.total_gib:.1f} GiB free, driver {g.driver}{knows}")
+        for run, wanted in several_gpus(settings):
+            if wanted > g.here:
+                yield Finding(FAULT, f"run {run} wants {wanted} GPUs, and {g.here} is here", "set processes: 1")
     elif machine.gpu_fault:
         way_out = "mend the driver (after an update of it: restart the machine); until then set scale: demo"
         yield Finding(FAULT if full else WARNING, f"nvidia-smi does not answer: {machine.gpu_fault}", way_out)
@@ -230,6 +234,14 @@ def gpu(machine: Machine, settings: Settings | None) -> Iterator[Finding]:
         yield Finding(FAULT, "scale: full needs an NVIDIA GPU, and none is here", "set scale: demo, or auto")
     else:
         yield Finding(OK, "no NVIDIA GPU: the demo needs none")
+
+
+def several_gpus(settings: Settings | None) -> list[tuple[str, int]]:
+    """Runs of `snakemake all` that are split over several GPUs, and over how many."""
+    if settings is None:
+        return []
+    wanted = [(run, settings["runs"][run]["grpo"]["processes"]) for run in settings["report"]["runs"]]
+    return [(run, processes) for run, processes in wanted if processes > 1]
 
 
 def torch(machine: Machine, settings: Settings | None) -> Iterator[Finding]:

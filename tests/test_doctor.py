@@ -192,6 +192,11 @@ def test_without_a_gpu_the_demo_is_fine_and_full_scale_is_not(project, monkeypat
     assert the_one(findings(project, FAULT, **without)).startswith("scale: full needs an NVIDIA GPU, and none is here")
 
 
+def test_more_gpus_than_there_are_is_a_fault_before_training(project):
+    configure(project, report={"runs": ["scratch", "trl-2"]})
+    assert the_one(findings(project, FAULT)) == "run trl-2 wants 2 GPUs, and 1 is here -> set processes: 1"
+
+
 def test_a_gpu_that_something_else_fills_is_a_fault_before_training(project):
     said = the_one(findings(project, FAULT, smi=(0, "NVIDIA H200, 580.1, 143771, 9000\n")))
     assert "8.8 GiB are free -> end what holds the GPU (nvidia-smi names it), lower engine.memory_gib" in said
