@@ -28,7 +28,7 @@ from scripts.grpo_scratch.rollout import Completion, Sample
 from scripts.prepared import ModelFilesError, read_rows, sha256_of, verify
 from scripts.prompts import prompt_text
 from scripts.report.compare import same
-from scripts.run_record import COLUMNS, Clock, prompts_digest, step_questions
+from scripts.run_record import COLUMNS, Clock, Following, prompts_digest, step_questions
 from scripts.smoke import faults
 
 MODULES = {"scratch": "scripts.grpo_scratch.train", "trl": "scripts.trl_grpo.train"}
@@ -327,6 +327,7 @@ def test_parity_of_whole_runs_from_the_same_rollouts(settings, demo_model, demo_
     rows = read_rows(demo_data / "train.jsonl")
     script = Script(tokenizer, [(q, tokenizer.encode(prompt_text(tokenizer, q["question"], ""))) for q in rows])
     monkeypatch.setattr(scratch, "build_engine", lambda *args, **kwargs: script)
+    monkeypatch.setattr(scratch.Following, "check", lambda *_: None)  # the script knows no log-probs
     monkeypatch.setattr(
         GRPOTrainer, "_generate_single_turn", lambda self, prompts, *args, **kwargs: (script.completions(prompts), None)
     )
@@ -394,6 +395,36 @@ def test_an_engine_follows_a_lora_run(settings, demo_model, demo_data, tmp_path)
 
 
 # Ablations: what gives each away
+
+
+def test_a_run_whose_engine_does_not_follow_stops_three_steps_later(
+    settings, demo_model, demo_data, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(scratch, "sync_weights_to_vllm", lambda model, engine: None)
+    with pytest.raises(RunStopped, match=r"step 4: the engine does not follow the trainer\. Their log-probs have"):
+        train_here("scratch", settings, demo_model, demo_data, tmp_path, steps=8, learning_rate=1e-3, group_size=8)
+    assert len(metrics(tmp_path)) == 4
+
+
+@pytest.mark.parametrize(
+    ("differences", "stops_at"),
+    [
+        ([0.0069, 0.0066, 0.0093, 0.0049, 0.0078], None),  # as a bf16 engine's on a GPU
+        ([1e-7, 4e-5, 2e-5, 9e-5, 1e-6], None),  # fp32 on a CPU
+        ([0.007, 0.03, 0.03, 0.007, 0.03, 0.03], None),  # odd tokens now and then
+        ([0.007, 0.012, 0.022, 0.03, 0.04], 5),  # left behind
+        ([0.3, 0.3, 0.3], 3),  # never together: another temperature, say
+        ([1e-6, None, 0.01, 0.02, 0.03], 5),  # a step without a single token to compare
+    ],
+)
+def test_what_counts_as_following(differences, stops_at):
+    following, stopped = Following(), None
+    for step, difference in enumerate(differences, start=1):
+        try:
+            following.check(step, difference)
+        except RunStopped:
+            stopped = stopped or step
+    assert stopped == stops_at
 
 
 def test_an_engine_that_is_pushed_to_late_differs_in_between(settings, demo_model, demo_data, tmp_path):

@@ -45,7 +45,7 @@ from scripts.grpo_scratch.rollout import (
 from scripts.lora import has_adapters, lora_config, trainable, whole
 from scripts.prepared import ModelFilesError, read_rows, verify
 from scripts.prompts import longest_sequence, prompt_text
-from scripts.run_record import Clock, RunRecord, WeightsMoved, prompts_digest, step_questions
+from scripts.run_record import Clock, Following, RunRecord, WeightsMoved, prompts_digest, step_questions
 from scripts.scoring import Scoring
 from scripts.settings import namespace
 from scripts.validation import Validation
@@ -85,7 +85,7 @@ def train(
     resumed = checkpoints.newest()
     done = restore(resumed, model, optimizer, schedule, engine) if resumed else 0
     record = RunRecord(out, settings, tracking, resumed)
-    clock, scoring, moved = Clock(), Scoring(), WeightsMoved(model)
+    clock, scoring, moved, following = Clock(), Scoring(), WeightsMoved(model), Following()
     sampling = Sampling(cfg.group_size, cfg.max_completion_tokens, cfg.temperature, cfg.top_p, cfg.top_k)
     weights = settings["grpo"]["reward_weights"]
     draws = step_questions(len(questions), cfg.prompts_per_step, cfg.steps, cfg.seed)
@@ -149,7 +149,10 @@ def train(
         if validation.due(step):
             with clock.stopped():
                 measured["validation_accuracy"] = validation.accuracy(engine)
-        log(record, cfg, samples, scores, rewards, advantages, measured | means.columns(cfg) | clock.take())
+        measured |= means.columns(cfg) | clock.take()
+        log(record, cfg, samples, scores, rewards, advantages, measured)
+        if cfg.sync_every == 1:
+            following.check(step, measured.get("logprob_difference"))
         if checkpoints.due(step):
             with clock.stopped():
                 checkpoints.save(step, state_of(step, model, optimizer, schedule), record.metrics)

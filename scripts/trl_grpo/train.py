@@ -25,7 +25,7 @@ from scripts.grpo_scratch.rollout import Completion, Sampling, stop_token_ids, t
 from scripts.lora import lora_config, whole
 from scripts.prepared import read_rows, verify
 from scripts.prompts import TEMPLATE_OPTIONS, longest_sequence, messages
-from scripts.run_record import Clock, RunRecord, WeightsMoved, prompts_digest, step_questions
+from scripts.run_record import Clock, Following, RunRecord, WeightsMoved, prompts_digest, step_questions
 from scripts.scoring import Scoring
 from scripts.settings import namespace
 from scripts.validation import Validation
@@ -334,6 +334,7 @@ class MetricsCallback(TrainerCallback):
         self._validation = validation
         self._accuracy: float | None = None
         self._moved: WeightsMoved | None = None
+        self._following = Following()
         self._updates = settings["grpo"]["updates_per_batch"]
         self._trainer = trainer
         self._weights = settings["grpo"]["reward_weights"]
@@ -369,6 +370,7 @@ class MetricsCallback(TrainerCallback):
         phases["seconds_train"] = phases["seconds_step"] - sum(v for k, v in phases.items() if k != "seconds_step")
         sequences = args.per_device_train_batch_size * args.gradient_accumulation_steps * ranks.count()
         accuracy = logs["rewards/correctness_reward/mean"]
+        observed = trainer.observed.columns()
         self._record.write(
             {
                 "step": state.global_step // self._updates,
@@ -389,10 +391,11 @@ class MetricsCallback(TrainerCallback):
                 "tokens": round(logs["completions/mean_length"] * sequences),
                 "prompts": prompts_digest(trainer.questions_drawn),
                 "validation_accuracy": self._accuracy,
-                **trainer.observed.columns(),
+                **observed,
                 **phases,
             }
         )
+        self._following.check(state.global_step // self._updates, observed.get("logprob_difference"))
 
 
 def train(
