@@ -195,7 +195,7 @@ def state_of(step: int, model: "Model", optimizer: Any, schedule: Any) -> dict[s
         "optimizer": optimizer.state_dict(),
         "schedule": schedule.state_dict(),
         "random": torch.get_rng_state(),
-        "random_cuda": torch.cuda.get_rng_state_all(),
+        "random_cuda": torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
     }
 
 
@@ -207,7 +207,8 @@ def restore(checkpoint: Path, model: "Model", optimizer: Any, schedule: Any, eng
     schedule.load_state_dict(state["schedule"])
     sync_weights_to_vllm(model, engine)
     torch.set_rng_state(state["random"])
-    torch.cuda.set_rng_state_all(state["random_cuda"])
+    if torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["random_cuda"])
     return state["step"]
 
 
