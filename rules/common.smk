@@ -1,6 +1,7 @@
 # What the rules share: the checked settings, and names for what the rules need of them. No rules.
 import os
 import sys
+import time
 from pathlib import Path
 
 ROOT = Path(workflow.basedir).parent
@@ -80,13 +81,22 @@ for section, folder in {"model": "models", "data": "data"}.items():
 
 def stop_unless_writable():
     """Snakemake would show a trace for the first of these, and a training would say it only when it has begun."""
-    for folder in map(Path, ["results", *Path("results").glob("*/"), "logs", "checkpoints"]):
+    results = [f"results/{run}" for run in ("baseline", *settings["runs"])]
+    for folder in map(Path, ["results", *results, "logs", "checkpoints"]):
         place = folder if folder.exists() else Path()  # still to be made in the project's folder
         if not (place.is_dir() and os.access(place, os.W_OK | os.X_OK)):
             stop(
                 f"{folder} cannot be written: {place.resolve()} is no folder, is read-only or is somebody else's. Mend "
                 "that, or work on a copy of the project; nothing was started"
             )
+
+
+def touch_what_is_from_the_future():
+    """After the clock was set back, what a stage makes would be older than its inputs, and Snakemake would drop it."""
+    for folder in ("models", "data", "results", "scripts", "reports"):
+        for path in Path(folder).rglob("*"):
+            if path.is_file() and path.stat().st_mtime > time.time() and os.access(path, os.W_OK):
+                path.touch()
 
 
 def as_param(section):
