@@ -45,6 +45,7 @@ if workflow.is_main_process and config["scale"] == "auto":
 PYTHON = sys.executable
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
 os.environ["PYTHONUNBUFFERED"] = "1"
+os.environ["SNAKEMAKE_PID"] = str(os.getpid())  # a training stops when it is gone
 # Everything stays in the project's folder, and nobody counts who runs it.
 os.environ.setdefault("VLLM_CACHE_ROOT", str(ROOT / ".cache" / "vllm"))
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")

@@ -55,6 +55,7 @@ class Checkpoints:
 
     def due(self, step: int) -> bool:
         """Whether to save after this step: every so many, and when the run is asked to stop; never after the last."""
+        self._stop.requested |= _orphaned()
         return step < self._steps and (self._stop.requested or (self._every > 0 and step % self._every == 0))
 
     def save(self, step: int, state: dict[str, Any], metrics: Path) -> None:
@@ -114,6 +115,16 @@ class StopRequest:
             os.kill(os.getpid(), number)
         self.requested = True
         print("stopping after this step (again: at once)", file=sys.stderr, flush=True)
+
+
+def _orphaned() -> bool:
+    """Whether the Snakemake that started this was killed, so that nobody would take the results."""
+    try:
+        os.kill(int(os.environ.get("SNAKEMAKE_PID", os.getpid())), 0)
+    except ProcessLookupError:
+        print("the Snakemake that started this run is gone; stopping after this step", file=sys.stderr, flush=True)
+        return True
+    return False
 
 
 def seal(folder: Path, metrics: Path) -> None:
