@@ -55,7 +55,7 @@ class Checkpoints:
 
     def due(self, step: int) -> bool:
         """Whether to save after this step: every so many, and when the run is asked to stop; never after the last."""
-        self._stop.requested |= _orphaned()
+        self._stop.requested = self._stop.requested or _orphaned()
         return step < self._steps and (self._stop.requested or (self._every > 0 and step % self._every == 0))
 
     def save(self, step: int, state: dict[str, Any], metrics: Path) -> None:
@@ -121,7 +121,7 @@ def _orphaned() -> bool:
     """Whether the Snakemake that started this was killed, so that nobody would take the results."""
     try:
         os.kill(int(os.environ.get("SNAKEMAKE_PID", os.getpid())), 0)
-    except ProcessLookupError:
+    except (ProcessLookupError, PermissionError):  # no such process, or by now somebody else's
         print("the Snakemake that started this run is gone; stopping after this step", file=sys.stderr, flush=True)
         return True
     return False
