@@ -94,7 +94,7 @@ def stop_unless_writable():
 
 def touch_what_is_from_the_future():
     """After the clock was set back, what a stage makes would be older than its inputs, and Snakemake would drop it."""
-    for folder in ("models", "data", "results", "scripts", "reports"):
+    for folder in ("scripts", "reports", "models", "data", "results"):
         for path in Path(folder).rglob("*"):
             if path.is_file() and path.stat().st_mtime > time.time() and os.access(path, os.W_OK):
                 path.touch()
