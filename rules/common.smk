@@ -1,6 +1,7 @@
 # What the rules share: the checked settings, and names for what the rules need of them. No rules.
 import os
 import sys
+import time
 from pathlib import Path
 
 ROOT = Path(workflow.basedir).parent
@@ -44,6 +45,7 @@ if workflow.is_main_process and config["scale"] == "auto":
 PYTHON = sys.executable
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
 os.environ["PYTHONUNBUFFERED"] = "1"
+os.environ["SNAKEMAKE_PID"] = str(os.getpid())  # a training stops when it is gone
 # Everything stays in the project's folder, and nobody counts who runs it.
 os.environ.setdefault("VLLM_CACHE_ROOT", str(ROOT / ".cache" / "vllm"))
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
@@ -54,7 +56,16 @@ os.environ.setdefault("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(most))))
 # process wants a core, and not spinning at all costs small models a third of their speed.
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 # `--cores 1` means one stage at a time, not one thread: Snakemake would hold every stage to a single one.
-shell.prefix("set -euo pipefail; unset OMP_NUM_THREADS MKL_NUM_THREADS OPENBLAS_NUM_THREADS; ")
+shell.prefix(
+    "set -euo pipefail; unset OMP_NUM_THREADS MKL_NUM_THREADS OPENBLAS_NUM_THREADS; "
+    """trap '[ $? -ne 137 ] || echo "$KILLED"' EXIT; """  # it can say nothing itself
+)
+os.environ["KILLED"] = (
+    "Killed by signal 9. If nobody did that, memory ran out (`dmesg` or the cluster's log says so). Close other programs "
+    "or ask the cluster for more memory; the same command then goes on. Or need less: lower "
+    "grpo.max_tokens_per_micro_batch or engine.memory_gib, or set grpo.gradient_checkpointing: true; a training with "
+    "changed settings starts anew"
+)
 
 TRAINERS = {"scratch": "scripts.grpo_scratch.train", "trl": "scripts.trl_grpo.train"}
 MODEL = f"models/{Path(settings['model']['name']).name}"
@@ -68,6 +79,26 @@ for section, folder in {"model": "models", "data": "data"}.items():
             f"{section}.name: {source} overlaps with {made}, where the pipeline writes and deletes; keep your own files "
             "elsewhere"
         )
+
+
+def stop_unless_writable():
+    """Snakemake would show a trace for the first of these, and a training would say it only when it has begun."""
+    results = [f"results/{run}" for run in ("baseline", *settings["runs"])]
+    for folder in map(Path, ["results", *results, "logs", "checkpoints"]):
+        place = folder if folder.exists() else Path()  # still to be made in the project's folder
+        if not (place.is_dir() and os.access(place, os.W_OK | os.X_OK)):
+            stop(
+                f"{folder} cannot be written: {place.resolve()} is no folder, is read-only or is somebody else's. Mend "
+                "that, or work on a copy of the project; nothing was started"
+            )
+
+
+def touch_what_is_from_the_future():
+    """After the clock was set back, what a stage makes would be older than its inputs, and Snakemake would drop it."""
+    for folder in ("scripts", "reports", "models", "data", "results"):
+        for path in Path(folder).rglob("*"):
+            if path.is_file() and path.stat().st_mtime > time.time() and os.access(path, os.W_OK):
+                path.touch()
 
 
 def as_param(section):

@@ -61,7 +61,8 @@ class Checkpoints:
 
     def due(self, step: int) -> bool:
         """Whether to save after this step: every so many, and when the run is asked to stop; never after the last."""
-        self.stopping = step < self._steps and any(ranks.gather([self._stop.requested]))
+        asked = self._stop.requested or (ranks.first() and _orphaned())
+        self.stopping = step < self._steps and any(ranks.gather([asked]))
         return self.stopping or (step < self._steps and self._every > 0 and step % self._every == 0)
 
     def save(self, step: int, state: dict[str, Any], metrics: Path) -> None:
@@ -122,6 +123,16 @@ class StopRequest:
         self.requested = True
         if ranks.first():
             print("stopping after this step (again: at once)", file=sys.stderr, flush=True)
+
+
+def _orphaned() -> bool:
+    """Whether the Snakemake that started this was killed, so that nobody would take the results."""
+    try:
+        os.kill(int(os.environ.get("SNAKEMAKE_PID", os.getpid())), 0)
+    except (ProcessLookupError, PermissionError):  # no such process, or by now somebody else's
+        print("the Snakemake that started this run is gone; stopping after this step", file=sys.stderr, flush=True)
+        return True
+    return False
 
 
 def seal(folder: Path, metrics: Path) -> None:

@@ -14,8 +14,8 @@ from safetensors import SafetensorError
 from scripts.prepared import DataError, ModelFilesError
 from scripts.settings import SettingsError, load, read, run_settings
 
-# A full disk, a quota, a folder or file that may not be written.
-BEYOND_US = {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS}
+# A full disk, a quota, a limit on the size of a file, a folder or file that may not be written.
+BEYOND_US = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS}
 
 
 class RunStopped(Exception):
@@ -60,7 +60,12 @@ def errors_for_people() -> Iterator[None]:
         sys.exit(f"{error}; the same command goes on once that is mended")
     except SafetensorError as error:  # its own way of saying that a file could not be written
         sys.exit(f"the model could not be written: {error}; the same command goes on once that is mended")
-    except RuntimeError as error:
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, MemoryError) or "can't allocate memory" in str(error):  # Python's words, and torch's
+            sys.exit(
+                "There is not enough memory, or a limit (`ulimit -v`) holds this process below what there is. Raise "
+                "the limit or close other programs, or lower grpo.max_tokens_per_micro_batch or engine.memory_gib"
+            )
         if type(error).__name__ != "OutOfMemoryError":  # torch's; it is not imported here
             raise
         sys.exit(

@@ -34,9 +34,11 @@ def launch(processes: str, module: str, *arguments: str) -> None:
         sys.exit(128 + signal.sigval)
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
-        if failure.exitcode < 0:  # else it has said itself what was wrong
-            sys.exit(f"process {rank} of {processes} was ended by signal {-failure.exitcode}; the others with it")
-        sys.exit(failure.exitcode)
+        if failure.exitcode >= 0:
+            sys.exit(failure.exitcode)  # it has said itself what was wrong
+        number = -failure.exitcode
+        print(f"process {rank} of {processes} was ended by signal {number}; the others with it", file=sys.stderr)
+        sys.exit(128 + number)
 
 
 def start(processes: int) -> None:

@@ -192,7 +192,8 @@ class RunRecord:
             shutil.copyfile(resumed / "metrics.csv", self.metrics)
             with self.metrics.open(newline="", encoding="utf-8") as file:
                 earlier = list(csv.DictReader(file))
-        self._started = time.time() - (float(earlier[-1]["seconds"]) if earlier else 0.0)  # the time of training
+        # The time of training, by a clock that nobody sets.
+        self._began = time.perf_counter() - (float(earlier[-1]["seconds"]) if earlier else 0.0)
         self._file = self.metrics.open("a" if resumed else "w", newline="", encoding="utf-8")
         self._csv = csv.DictWriter(self._file, COLUMNS, restval="")
         if not resumed:
@@ -202,13 +203,25 @@ class RunRecord:
         self._track, self._stop_tracking = _tracker(tracking, settings, done)
 
     def write(self, row: dict[str, Any]) -> None:
-        """Add one step. The row is on disk before the next step begins."""
+        """Add one step. The row is on disk before the next step begins.
+
+        Raises:
+            RunStopped: the file is gone, so another Snakemake has begun this run again.
+        """
         if not ranks.first():
             return
-        row = {"seconds": time.time() - self._started, "memory_gib": memory_gib(), **row}
+        if not self.metrics.exists():
+            raise RunStopped(
+                f"{self.metrics} was removed: this run was begun again, and goes on from its last checkpoint"
+            )
+        row = {"seconds": time.perf_counter() - self._began, "memory_gib": memory_gib(), **row}
         shown = {k: f"{v:.6g}" if isinstance(v, float) else v for k, v in row.items() if v is not None}
-        self._csv.writerow(shown)
-        self._file.flush()
+        try:
+            self._csv.writerow(shown)
+            self._file.flush()
+        except OSError as error:
+            error.filename = str(self.metrics)
+            raise
         self._track({k: v for k, v in row.items() if isinstance(v, int | float)}, row["step"])
         tqdm.write(
             f"step {row['step']:>4}  reward {row['reward']:.3f}  accuracy {row['accuracy']:.3f}  "
@@ -251,6 +264,7 @@ class RunRecord:
         self._stop_tracking()
         model = json.loads((model_dir / "model.json").read_text(encoding="utf-8"))
         data = json.loads((data_dir / "data.json").read_text(encoding="utf-8"))
+        seconds, now = time.perf_counter() - self._began, time.time()
         manifest = {
             "run": self._settings["run"],
             "trainer": self._settings["trainer"],
@@ -265,9 +279,9 @@ class RunRecord:
             "commit": _git("rev-parse", "HEAD"),
             "versions": {"python": platform.python_version(), **_versions()},
             "hardware": hardware(),
-            "started": _utc(self._started),
-            "finished": _utc(time.time()),
-            "seconds": round(time.time() - self._started, 1),
+            "started": _utc(now - seconds),
+            "finished": _utc(now),
+            "seconds": round(seconds, 1),
             "command": f"snakemake {shlex.quote(str(self._out / 'metrics.csv'))}",
         }
         text = json.dumps(manifest, indent=1, ensure_ascii=False)

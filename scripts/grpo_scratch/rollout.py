@@ -187,7 +187,7 @@ class VLLMEngine:
             **({"gpu_memory_utilization": memory_gib * GIB / torch.cuda.mem_get_info()[1]} if on_gpu else {}),
         )
         if not hasattr(self._llm.llm_engine, "model_executor"):
-            raise RuntimeError(
+            raise SettingsError(
                 "vLLM's engine runs in another process, so no weights can be pushed into it. "
                 "Unset VLLM_ENABLE_V1_MULTIPROCESSING, or set it to 0, and start again."
             )
