@@ -2,6 +2,7 @@
 import os
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 ROOT = Path(workflow.basedir).parent
@@ -55,10 +56,11 @@ os.environ.setdefault("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(most))))
 # Idle threads may spin for a moment, no longer: OpenMP's default makes everything many times slower as soon as another
 # process wants a core, and not spinning at all costs small models a third of their speed.
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")
-# `--cores 1` means one stage at a time, not one thread: Snakemake would hold every stage to a single one.
+# `--cores 1` means one stage at a time, not one thread: Snakemake would hold every stage to a single one. A shell that is
+# asked to stop waits for its stage, which is asked as well and may have a step to end. Whoever is killed says nothing.
 shell.prefix(
     "set -euo pipefail; unset OMP_NUM_THREADS MKL_NUM_THREADS OPENBLAS_NUM_THREADS; "
-    """trap '[ $? -ne 137 ] || echo "$KILLED"' EXIT; """  # it can say nothing itself
+    """trap : INT TERM; trap '[ $? -ne 137 ] || echo "$KILLED"' EXIT; """
 )
 os.environ["KILLED"] = (
     "Killed by signal 9. If nobody did that, memory ran out (`dmesg` or the cluster's log says so). Close other programs "
@@ -82,13 +84,14 @@ for section, folder in {"model": "models", "data": "data"}.items():
 
 
 def stop_unless_writable():
-    """Snakemake would show a trace for the first of these, and a training would say it only when it has begun."""
-    results = [f"results/{run}" for run in ("baseline", *settings["runs"])]
-    for folder in map(Path, ["results", *results, "logs", "checkpoints"]):
-        place = folder if folder.exists() else Path()  # still to be made in the project's folder
+    """Snakemake would show a trace for some of these, and a training would say it only when it has begun."""
+    jobs = list(workflow.dag.needrun_jobs())
+    written = {Path(file).parent for job in jobs for file in [*job.output, *job.log]} | {Path("checkpoints")}
+    for folder in sorted(written):
+        place = next(path for path in (folder, *folder.parents) if path.exists())
         if not (place.is_dir() and os.access(place, os.W_OK | os.X_OK)):
             stop(
-                f"{folder} cannot be written: {place.resolve()} is no folder, is read-only or is somebody else's. Mend "
+                f"{place} cannot be written: {place.resolve()} is no folder, is read-only or is somebody else's. Mend "
                 "that, or work on a copy of the project; nothing was started"
             )
 
@@ -97,8 +100,9 @@ def touch_what_is_from_the_future():
     """After the clock was set back, what a stage makes would be older than its inputs, and Snakemake would drop it."""
     for folder in ("scripts", "reports", "models", "data", "results"):
         for path in Path(folder).rglob("*"):
-            if path.is_file() and path.stat().st_mtime > time.time() and os.access(path, os.W_OK):
-                path.touch()
+            with suppress(OSError):  # it went meanwhile, or is not ours to touch
+                if path.is_file() and path.stat().st_mtime > time.time():
+                    path.touch()
 
 
 def as_param(section):

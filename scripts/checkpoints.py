@@ -105,7 +105,7 @@ class Checkpoints:
 
 
 class StopRequest:
-    """Ctrl-C or SIGTERM lets the step in hand end; a second one ends the process at once."""
+    """Ctrl-C or SIGTERM lets the step in hand end; a second one ends the process at once, if it is the only one."""
 
     def __init__(self) -> None:
         self.requested = False
@@ -117,12 +117,14 @@ class StopRequest:
             signal.signal(number, handler)
 
     def _asked(self, number: int, frame: Any) -> None:
-        if self.requested:
+        several = ranks.count() > 1  # torchrun sends on what each process may have got from SLURM as well
+        if self.requested and not several:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
+        if ranks.first() and not self.requested:
+            again = "" if several else " (again: at once)"
+            print(f"stopping after this step{again}", file=sys.stderr, flush=True)
         self.requested = True
-        if ranks.first():
-            print("stopping after this step (again: at once)", file=sys.stderr, flush=True)
 
 
 def _orphaned() -> bool:

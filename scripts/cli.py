@@ -4,6 +4,7 @@ import argparse
 import errno
 import json
 import os
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -51,7 +52,8 @@ def errors_for_people() -> Iterator[None]:
     try:
         yield
     except RunStopped as error:
-        sys.exit(str(error) if int(os.environ.get("RANK", "0")) == 0 else 1)  # all processes of a run stop alike
+        first = "TORCHELASTIC_RUN_ID" not in os.environ or os.environ["RANK"] == "0"
+        sys.exit(str(error) if first else 1)  # all processes of a run stop alike
     except (SettingsError, ModelFilesError, DataError) as error:
         sys.exit(str(error))
     except OSError as error:
@@ -66,6 +68,8 @@ def errors_for_people() -> Iterator[None]:
                 "There is not enough memory, or a limit (`ulimit -v`) holds this process below what there is. Raise "
                 "the limit or close other programs, or lower grpo.max_tokens_per_micro_batch or engine.memory_gib"
             )
+        if "TORCHELASTIC_RUN_ID" in os.environ and re.search("by peer|peer closed|remote process", str(error)):
+            sys.exit("another process of this run has ended, so this one ends too")
         if type(error).__name__ != "OutOfMemoryError":  # torch's; it is not imported here
             raise
         sys.exit(

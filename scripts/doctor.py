@@ -46,7 +46,7 @@ class Gpu(NamedTuple):
     cuda: str  # the newest version that the driver knows
     total_gib: float
     free_gib: float
-    here: int = 1  # GPUs on this machine
+    here: int = 1  # GPUs on this machine, or those that CUDA_VISIBLE_DEVICES names
 
 
 class Machine:
@@ -84,11 +84,12 @@ class Machine:
         rows = [line.split(", ") for line in said.splitlines() if line.count(", ") == 3]
         if code or not rows:
             return None, said.strip().split("\n")[0] or "nvidia-smi lists none"
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+        named = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+        visible, here = named.split(",")[0], len(named.split(",")) if named else len(rows)
         name, driver, total, free = rows[int(visible) if visible.isdigit() and int(visible) < len(rows) else 0]
         cuda = re.search(r"CUDA Version: ([\d.]+)", self.output("nvidia-smi", seconds=30)[1])
         mib = 2**10
-        return Gpu(name, driver, cuda[1] if cuda else "", float(total) / mib, float(free) / mib, len(rows)), ""
+        return Gpu(name, driver, cuda[1] if cuda else "", float(total) / mib, float(free) / mib, here), ""
 
     def installed(self, package: str) -> str | None:
         """Its version, without what follows a plus."""

@@ -24,6 +24,8 @@ def launch(processes: str, module: str, *arguments: str) -> None:
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
+    # torchrun would give each a single thread
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // int(processes))))
     # Asked to stop, a process still ends its step and writes a checkpoint.
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "120")
     # "--": torchrun would take --run for one of its own options
@@ -33,7 +35,8 @@ def launch(processes: str, module: str, *arguments: str) -> None:
     except SignalException as signal:
         sys.exit(128 + signal.sigval)
     except ChildFailedError as error:
-        rank, failure = error.get_first_failure()
+        # who was killed comes before who then lost touch
+        rank, failure = min(error.failures.items(), key=lambda item: item[1].exitcode)
         if failure.exitcode >= 0:
             sys.exit(failure.exitcode)  # it has said itself what was wrong
         number = -failure.exitcode
@@ -47,7 +50,7 @@ def start(processes: int) -> None:
     Raises:
         SettingsError: their number is not that of the settings, or there are fewer GPUs.
     """
-    started = int(os.environ.get("WORLD_SIZE", "1"))
+    started = int(os.environ["WORLD_SIZE"]) if "TORCHELASTIC_RUN_ID" in os.environ else 1  # by torchrun
     if started != processes:
         raise SettingsError(
             f"grpo.processes is {processes}, but {started} started; python -m scripts.ranks {processes} MODULE ... "

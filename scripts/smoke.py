@@ -11,8 +11,11 @@ from pathlib import Path
 import pandas as pd
 
 from scripts.prepared import sha256_of
-from scripts.run_record import GROWTH, LARGEST_DIFFERENCE, SMALLEST_DIFFERENCE
 
+# Of the log-probs of engine and trainer, in nats a token. Measured: 0.005 to 0.009 with a bf16 engine on an H200, 1e-7
+# with an fp32 engine on a CPU, and flat over the run; what grows from step to step is an engine that is not pushed to.
+LARGEST_DIFFERENCE = 0.05
+GROWTH, SMALLEST_DIFFERENCE = 3.0, 1e-4
 # The policy ratio is exactly 1 on policy; the correction is a mean over few sequences, each the product of its tokens'.
 RATIO_BANDS = {"ratio_mean": 0.1, "correction_mean": 0.5}
 

@@ -184,11 +184,13 @@ def test_a_disk_with_room_for_one_checkpoint_keeps_that_one(run, folder, undistu
     code, output = snakemake(folder, target(run), under=shell(script))
     assert code == 0, output
     first, then = output.split("exit code 1\n")
-    assert first.count("no checkpoint this time: ") == STEPS - 2 and "is the disk full?" in first
+    # one, or two where the first step had no gradient, so that its checkpoint is small
+    kept = [int(step) for step in re.findall(r"checkpoint-(\d+)\n", then[: then.index("Using")])]
+    assert kept in ([1], [1, 2])
+    assert first.count("no checkpoint this time: ") == STEPS - 1 - len(kept) and "is the disk full?" in first
     assert "the model could not be written" in first
     assert "Traceback" not in output and "terminate called" not in output
-    assert re.findall("checkpoint-.*", then[: then.index("Using")]) == ["checkpoint-1"]
-    assert f"going on from step 1 of {STEPS}" in then
+    assert f"going on from step {max(kept)} of {STEPS}" in then
     assert_equal_runs(folder / "results" / run, undisturbed(run))
 
 
@@ -269,11 +271,21 @@ def killed_by_the_kernel(snake: SimpleNamespace) -> None:
 def memory_group() -> Iterator[Path]:
     """A cgroup that may hold 400 MiB more than its first process has already."""
     group, root = Path(), Path("/sys/fs/cgroup")
-    for parent, limit in ((root / "memory", "memory.limit_in_bytes"), (root, "memory.max")):
+    versions = [
+        (root / "memory", "memory.limit_in_bytes", "memory.memsw.limit_in_bytes"),
+        (root, "memory.max", "memory.swap.max"),
+    ]
+    for parent, limit, swap in versions:
         with suppress(OSError):
             group = parent / f"duet-{os.getpid()}"
             group.mkdir()
-            (group / limit).write_text(str(400 * 2**20))
+            try:
+                (group / limit).write_text(str(400 * 2**20))
+            except OSError:
+                group.rmdir()
+                raise
+            with suppress(OSError):  # no way out into swap, where there is any
+                (group / swap).write_text(str(400 * 2**20) if "memsw" in swap else "0")
             break
     else:
         pytest.skip("no cgroup that limits memory may be made here")
@@ -351,6 +363,8 @@ def test_a_clock_that_was_set_back_makes_no_result_too_old(folder, undisturbed):
 def test_a_second_snakemake_says_that_the_first_is_at_work_and_one_that_unlocks_takes_over(folder, undisturbed):
     with started(folder, target("scratch")) as first:
         wait_for(lambda: done(folder / target("scratch")) > 1, first)
+        trainer = trainer_of(first.process.pid)
+        os.kill(trainer, signal.SIGSTOP)  # else it might be done before the others have begun
         code, output = snakemake(folder, target("scratch"))
         assert code == 1
         assert "Directory cannot be locked" in output and "no other Snakemake process" in output
@@ -358,11 +372,13 @@ def test_a_second_snakemake_says_that_the_first_is_at_work_and_one_that_unlocks_
         assert first.process.poll() is None
 
         assert snakemake(folder, "--unlock")[0] == 0
-        code, output = snakemake(folder, target("scratch"))
-        assert code == 0, output
+        with started(folder, target("scratch")) as second:
+            wait_for(lambda: not (folder / target("scratch")).exists(), second)
+            os.kill(trainer, signal.SIGCONT)
+            assert second.process.wait() == 0, second.said()
+            assert re.search(rf"going on from step \d+ of {STEPS}", second.said())
         assert first.process.wait() == 1
         assert f"{target('scratch')} was removed: this run was begun again" in first.said()
-        assert re.search(rf"going on from step \d+ of {STEPS}", output)
     assert_equal_runs(folder / "results/scratch", undisturbed("scratch"))
 
 

@@ -197,7 +197,7 @@ def test_a_checkpoint_records_each_of_its_files(start, monkeypatch):
     assert record["state.pt"]["bytes"] == (folder / "state.pt").stat().st_size
 
 
-KILLS = int(os.environ.get("KILLS", "3"))
+KILLS = int(os.environ.get("KILLS", "2"))
 
 
 @pytest.mark.timeout(120 + 60 * KILLS)

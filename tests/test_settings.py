@@ -355,9 +355,9 @@ def test_stages_that_need_the_gpu_wait_for_each_other_on_many_cores(project):
         cwd=project, capture_output=True, text=True,
     )  # fmt: skip
     jobs = re.findall(r"^rule (\w+):\n((?: +.*\n)*)", done.stdout + done.stderr, re.M)
-    assert {rule for rule, job in jobs if "gpu=1" in job} == {"model", "train", "evaluate"}
+    assert {rule for rule, job in jobs if "gpu=1, gpu_stage=1" in job} == {"model", "train", "evaluate"}
     profile = yaml.safe_load((ROOT / "workflow/profiles/default/profile.yaml").read_text(encoding="utf-8"))
-    assert profile["resources"] == {"gpu": 1}
+    assert profile["resources"] == {"gpu_stage": 1}
 
 
 @pytest.mark.parametrize(

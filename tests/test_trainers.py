@@ -411,8 +411,8 @@ def test_a_run_whose_engine_does_not_follow_stops_three_steps_later(
     [
         ([0.0069, 0.0066, 0.0093, 0.0049, 0.0078], None),  # as a bf16 engine's on a GPU
         ([1e-7, 4e-5, 2e-5, 9e-5, 1e-6], None),  # fp32 on a CPU
-        ([0.007, 0.03, 0.03, 0.007, 0.03, 0.03], None),  # odd tokens now and then
-        ([0.007, 0.012, 0.022, 0.03, 0.04], 5),  # left behind
+        ([0.007, 0.06, 0.06, 0.007, 0.06, 0.06], None),  # odd tokens now and then
+        ([0.007, 0.03, 0.06, 0.08, 0.09], 5),  # left behind
         ([0.3, 0.3, 0.3], 3),  # never together: another temperature, say
         ([1e-6, None, 0.01, 0.02, 0.03], 5),  # a step without a single token to compare
     ],

@@ -73,7 +73,7 @@ class Sampling(NamedTuple):
     top_p: float = 1.0
     top_k: int = 0  # 0: every token
     logprobs: bool = True  # of the sampled tokens; an evaluation has no use for them, and they cost vLLM time
-    seed: int = 0  # the same prompt under the same seed gets the same completions, whatever else is in the batch
+    seed: int = 0  # the same prompt under the same seed gets the same random numbers, whatever else is in the batch
 
 
 class Sampler(Protocol):
@@ -344,7 +344,8 @@ class Draws(LogitsProcessor):
 def request_seed(seed: int, prompt: list[int]) -> int:
     """Where a prompt's random numbers begin. Its completions take this seed and those after it.
 
-    It depends on nothing else, so a step that is done again, or split over processes, samples what it sampled before.
+    It depends on nothing else, so a step that is done again, or split over processes, draws with the same numbers (and
+    a question that a step draws twice, where an epoch ends, gets the same completions twice).
     """
     digest = hashlib.sha256(f"{seed} {prompt}".encode()).digest()
     return int.from_bytes(digest[:7], "big")  # well inside 64 bits

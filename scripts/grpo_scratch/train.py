@@ -94,12 +94,12 @@ def train(
         with clock("rollout"):
             numbered = sampling._replace(seed=(cfg.seed << 32) + step)  # other random numbers in each step
             asked = [questions[i] for i in ranks.share(draw)]
-            samples = rollout(engine, tokenizer, asked, instruction, numbered)
+            own = rollout(engine, tokenizer, asked, instruction, numbered)
+            samples = ranks.gather(own)
 
         # 2. Score each completion, in plain Python.
         with clock("reward"):
-            scores = ranks.gather([score(i, sample, weights, scoring) for i, sample in enumerate(samples)])
-            samples = ranks.gather(samples)
+            scores = ranks.gather([score(place, sample, weights, scoring) for place, sample in enumerate(own)])
             rewards = torch.tensor([earned["total"] for earned in scores]).view(-1, cfg.group_size)  # (P, G)
             bad_rewards = scoring.take(len(samples))
 

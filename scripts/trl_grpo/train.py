@@ -114,7 +114,8 @@ def trl_config(settings: dict[str, Any], max_length: int, out: Path) -> GRPOConf
         scale_rewards=cfg.scale_rewards,
         vllm_importance_sampling_clip_max=cfg.importance_cap,
         reward_weights=[cfg.reward_weights.correct, cfg.reward_weights.format],
-        model_init_kwargs={"dtype": DTYPES[cfg.weights_dtype]},  # of the weights that learn
+        # The dtype of the weights that learn; on one GPU, whatever others are visible.
+        model_init_kwargs={"dtype": DTYPES[cfg.weights_dtype], "device_map": None},
         bf16=cfg.precision == "bf16",
         gradient_checkpointing=cfg.gradient_checkpointing,
         seed=cfg.seed,
@@ -187,9 +188,9 @@ class ObservedGRPOTrainer(GRPOTrainer):
 
             self.vllm_generation.sync_weights = clocked_push
 
-    def _generate_single_turn(self, *args: Any, **kwargs: Any) -> Any:
+    def _generate(self, *args: Any, **kwargs: Any) -> Any:
         with self.clock("rollout"):
-            return super()._generate_single_turn(*args, **kwargs)
+            return super()._generate(*args, **kwargs)
 
     def _calculate_rewards(self, inputs: list[dict[str, Any]], *args: Any, **kwargs: Any) -> Any:
         self.questions_drawn = ranks.gather([row["id"] for row in inputs[:: self.num_generations]])
@@ -241,10 +242,7 @@ class ObservedGRPOTrainer(GRPOTrainer):
 
 
 class Observed:
-    """A step's means over all its tokens. TRL logs means of the micro-batches' means, which count short texts more.
-
-    What TRL has averaged over several processes already keeps their equal weights.
-    """
+    """A step's means over all its tokens. TRL logs means of the micro-batches' means, which count short texts more."""
 
     # TRL's names -> columns
     MEANS: ClassVar = {
@@ -313,7 +311,9 @@ class OwnSampler:
             trainer.vllm_generation.sync_weights()
             return vllm_generate(trainer.vllm_generation.llm, trainer.eos_token_ids, prompts, sampling)
         trainer.model.eval()
-        groups = transformers_generate(trainer.model, trainer.eos_token_ids, prompts, sampling, batch=len(prompts))
+        groups = transformers_generate(
+            trainer.model, trainer.eos_token_ids, prompts, sampling, batch=max(1, len(prompts))
+        )
         trainer.model.train()
         return groups
 
