@@ -225,7 +225,8 @@ def gpu(machine: Machine, settings: Settings | None) -> Iterator[Finding]:
         g = machine.gpu
         knows = f", knows CUDA {g.cuda}" if g.cuda else ""
         yield Finding(OK, f"{g.name}: {g.free_gib:.1f} of {g.total_gib:.1f} GiB free, driver {g.driver}{knows}")
-        for run, wanted in several_gpus(settings):
+        for run, its in settings["runs"].items() if settings else ():
+            wanted = its["grpo"]["processes"] if settings and run in settings["report"]["runs"] else 1
             if wanted > g.here:
                 yield Finding(FAULT, f"run {run} wants {wanted} GPUs, and {g.here} is here", "set processes: 1")
     elif machine.gpu_fault:
@@ -235,14 +236,6 @@ def gpu(machine: Machine, settings: Settings | None) -> Iterator[Finding]:
         yield Finding(FAULT, "scale: full needs an NVIDIA GPU, and none is here", "set scale: demo, or auto")
     else:
         yield Finding(OK, "no NVIDIA GPU: the demo needs none")
-
-
-def several_gpus(settings: Settings | None) -> list[tuple[str, int]]:
-    """Runs of `snakemake all` that are split over several GPUs, and over how many."""
-    if settings is None:
-        return []
-    wanted = [(run, settings["runs"][run]["grpo"]["processes"]) for run in settings["report"]["runs"]]
-    return [(run, processes) for run, processes in wanted if processes > 1]
 
 
 def torch(machine: Machine, settings: Settings | None) -> Iterator[Finding]:

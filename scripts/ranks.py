@@ -7,7 +7,7 @@ torchrun starts them and torch.distributed connects them. In a single process ev
 
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
 
 import torch
@@ -91,6 +91,15 @@ def gather(items: list[Item]) -> list[Item]:
     parts: list[list[Item]] = [[]] * count()
     dist.all_gather_object(parts, items)
     return [item for part in parts for item in part]
+
+
+def totals(numbers: Mapping[str, float]) -> dict[str, float]:
+    """The numbers of all processes, added up name by name."""
+    summed: dict[str, float] = {}
+    for part in gather([numbers]):
+        for name, number in part.items():
+            summed[name] = summed.get(name, 0) + number
+    return summed
 
 
 def add_up_gradients(parameters: Iterable[torch.nn.Parameter]) -> None:

@@ -11,7 +11,6 @@ data/demo/data.json
 import copy
 import math
 import warnings
-from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -322,23 +321,14 @@ class Means:
 
     def columns(self, cfg: Any) -> dict[str, float]:
         """The columns of metrics.csv over all processes; without those that the settings leave without meaning."""
-        sums: Counter[str] = Counter({"loss": 0.0})
-        counts: Counter[str] = Counter()
-        ratios: list[float] = []
-        for part_sums, part_counts, part_ratios in ranks.gather([self._numbers()]):
-            sums.update(part_sums)
-            counts.update(part_counts)
-            ratios += part_ratios
+        sums = ranks.totals({name: total.item() for name, total in self._sums.items()})
+        counts = ranks.totals({name: count.item() for name, count in self._counts.items()})
+        loss = sum(ranks.gather([torch.stack(self._losses).sum().item() if self._losses else 0.0]))
+        ratios = ranks.gather([ratio.item() for ratio in self._ratios])
         unused = {"correction_mean", "corrected_share"} if cfg.importance_correction == "none" else set()
         means = {name: sums[name] / max(count, 1) for name, count in counts.items() if name not in unused}
         largest = {"sampler_ratio_max": max(ratios)} if ratios else {}
-        return {"loss": sums["loss"] / cfg.updates_per_batch, **means, **largest}
-
-    def _numbers(self) -> tuple[dict[str, float], dict[str, float], list[float]]:
-        """This process's sums, counts and ratios."""
-        sums = {name: total.item() for name, total in self._sums.items()}
-        sums["loss"] = torch.stack(self._losses).sum().item() if self._losses else 0.0
-        return sums, {n: count.item() for n, count in self._counts.items()}, [r.item() for r in self._ratios]
+        return {"loss": loss / cfg.updates_per_batch, **means, **largest}
 
 
 def log(

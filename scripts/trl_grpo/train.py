@@ -5,7 +5,6 @@ python -m scripts.trl_grpo.train --run trl --model models/demo --data data/demo 
 
 import importlib.util
 import os
-from collections import Counter
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -287,14 +286,10 @@ class Observed:
 
     def columns(self) -> dict[str, float]:
         """The columns of metrics.csv, over all processes."""
-        sums, counts, ratios = Counter[str](), Counter[str](), []
-        for part_sums, part_counts, ratio in ranks.gather([(self._sums, self._counts, self._ratio_max)]):
-            sums.update(part_sums)
-            counts.update(part_counts)
-            ratios.append(ratio)
-        columns = {name: sums[name] / max(count, 1) for name, count in counts.items()}
+        sums, counts = ranks.totals(self._sums), ranks.totals(self._counts)
+        columns = {name: total / max(counts[name], 1) for name, total in sums.items()}
         if "logprob_difference" in columns:
-            columns["sampler_ratio_max"] = max(ratios)
+            columns["sampler_ratio_max"] = max(ranks.gather([self._ratio_max]))
         return columns
 
 
