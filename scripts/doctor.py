@@ -225,10 +225,11 @@ def gpu(machine: Machine, settings: Settings | None) -> Iterator[Finding]:
         g = machine.gpu
         knows = f", knows CUDA {g.cuda}" if g.cuda else ""
         yield Finding(OK, f"{g.name}: {g.free_gib:.1f} of {g.total_gib:.1f} GiB free, driver {g.driver}{knows}")
-        for run, its in settings["runs"].items() if settings else ():
-            wanted = its["grpo"]["processes"] if settings and run in settings["report"]["runs"] else 1
-            if wanted > g.here:
-                yield Finding(FAULT, f"run {run} wants {wanted} GPUs, and {g.here} is here", "set processes: 1")
+        if settings is not None:
+            for run in settings["report"]["runs"]:
+                wanted = settings["runs"][run]["grpo"]["processes"]
+                if wanted > g.here:
+                    yield Finding(FAULT, f"run {run} wants {wanted} GPUs, and {g.here} is here", "set processes: 1")
     elif machine.gpu_fault:
         way_out = "mend the driver (after an update of it: restart the machine); until then set scale: demo"
         yield Finding(FAULT if full else WARNING, f"nvidia-smi does not answer: {machine.gpu_fault}", way_out)
