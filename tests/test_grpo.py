@@ -91,7 +91,6 @@ def test_a_batch_aligns_masks_and_logprobs_with_predictions():
     samples = [sample([5, 6, 7], [8, 9], [-0.1, -0.2]), sample([5], [6, 7, 8, 2], [-1.0, -2.0, -3.0, -4.0])]
     batch = collate(samples, torch.tensor([0.5, -0.5]), 0, CPU)
     assert batch.input_ids.tolist() == [[5, 6, 7, 8, 9], [5, 6, 7, 8, 2]]
-    assert batch.attention_mask.tolist() == [[1, 1, 1, 1, 1]] * 2
     assert batch.completion_mask.tolist() == [[False, False, True, True], [True, True, True, True]]
     torch.testing.assert_close(batch.sampler_logprobs, torch.tensor([[0.0, 0.0, -0.1, -0.2], [-1.0, -2.0, -3.0, -4.0]]))
     assert batch.advantages.tolist() == [0.5, -0.5]
@@ -100,14 +99,12 @@ def test_a_batch_aligns_masks_and_logprobs_with_predictions():
 def test_a_batch_pads_on_the_right():
     batch = collate([sample([5, 6], [7]), sample([5], [6, 7, 8, 9, 2])], torch.zeros(2), 1, CPU)
     assert batch.input_ids.tolist() == [[5, 6, 7, 1, 1, 1], [5, 6, 7, 8, 9, 2]]
-    assert batch.attention_mask.tolist() == [[1, 1, 1, 0, 0, 0], [1] * 6]
     assert batch.completion_mask.tolist() == [[False, True, False, False, False], [True] * 5]
 
 
 def test_the_pad_token_inside_a_completion_counts():
     """A model may sample the padding token; what counts is where it stands, not which it is."""
     batch = collate([sample([5], [0, 0, 2])], torch.zeros(1), 0, CPU)
-    assert batch.attention_mask.tolist() == [[1, 1, 1, 1]]
     assert batch.completion_mask.tolist() == [[True, True, True]]
 
 
@@ -184,7 +181,7 @@ def loss_settings(**changes) -> SimpleNamespace:
 def test_logprobs_and_entropy_are_those_of_a_softmax_over_all_logits(model, batch, temperature):
     logprobs, entropy = sequence_logprobs(model, batch, temperature)
     with torch.no_grad():
-        logits = model(batch.input_ids, attention_mask=batch.attention_mask).logits[:, :-1].double() / temperature
+        logits = model(batch.input_ids).logits[:, :-1].double() / temperature
     p = torch.log_softmax(logits, -1)
     chosen = p.gather(-1, batch.input_ids[:, 1:, None]).squeeze(-1) * batch.completion_mask
     torch.testing.assert_close(logprobs.detach().double(), chosen, atol=1e-5, rtol=0)
@@ -307,7 +304,7 @@ def test_mismatch_of_known_ratios(mode, weights, raw):
 def two_sequences() -> Batch:
     """Completions of 1 and 3 tokens with advantages 1 and -2."""
     mask = torch.tensor([[True, False, False], [True, True, True]])
-    return Batch(torch.zeros(2, 4), torch.ones(2, 4), mask, torch.zeros(2, 3), torch.tensor([1.0, -2.0]))
+    return Batch(torch.zeros(2, 4), mask, torch.zeros(2, 3), torch.tensor([1.0, -2.0]))
 
 
 def ratios_of_two_sequences(batch: Batch) -> torch.Tensor:

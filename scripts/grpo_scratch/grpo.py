@@ -4,6 +4,8 @@ Names and conventions follow TRL's GRPOTrainer, so that the two runs can be held
 comes from a paper, its docstring says which. `tests/test_grpo.py` compares each with TRL's own numbers.
 """
 
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -24,11 +26,11 @@ LOGITS_AT_ONCE = 2**27  # numbers; 0.5 GiB in fp32
 class Batch:
     """Sequences of prompt and completion, padded on the right; T is the longest sequence less one.
 
+    Padding needs no attention mask: tokens see only what stands before them, so none that counts sees padding.
     Everything but `input_ids` is aligned with predictions: position t speaks of token t + 1.
     """
 
     input_ids: torch.Tensor  # (B, T + 1) int64
-    attention_mask: torch.Tensor  # (B, T + 1) int64
     completion_mask: torch.Tensor  # (B, T) bool: token t + 1 belongs to the completion
     sampler_logprobs: torch.Tensor  # (B, T) fp32, 0 outside the completion
     advantages: torch.Tensor  # (B,) fp32
@@ -40,16 +42,14 @@ def collate(samples: list[Sample], advantages: torch.Tensor, pad_id: int, device
     """Pad samples and their advantages (B,) into one batch on `device`."""
     length = max(len(s.prompt_ids) + len(s.completion.token_ids) for s in samples)
     input_ids = torch.full((len(samples), length), pad_id)
-    attention_mask = torch.zeros_like(input_ids)
     completion_mask = torch.zeros(len(samples), length - 1, dtype=torch.bool)
     sampler_logprobs = torch.zeros(len(samples), length - 1)
     for i, s in enumerate(samples):
         start, end = len(s.prompt_ids), len(s.prompt_ids) + len(s.completion.token_ids)
         input_ids[i, :end] = torch.tensor(s.prompt_ids + s.completion.token_ids)
-        attention_mask[i, :end] = 1
         completion_mask[i, start - 1 : end - 1] = True
         sampler_logprobs[i, start - 1 : end - 1] = torch.tensor(s.completion.logprobs)
-    batch = (input_ids, attention_mask, completion_mask, sampler_logprobs, advantages)
+    batch = (input_ids, completion_mask, sampler_logprobs, advantages)
     return Batch(*(t.to(device) for t in batch))
 
 
@@ -103,7 +103,7 @@ def sequence_logprobs(model: "Model", batch: Batch, temperature: float) -> tuple
         divided by the sampling temperature, as TRL does, so that they describe the distribution that was sampled.
     """
     causal = causal_model(model)
-    hidden = causal.base_model(batch.input_ids, attention_mask=batch.attention_mask).last_hidden_state  # (B, T + 1, H)
+    hidden = causal.base_model(batch.input_ids).last_hidden_state  # (B, T + 1, H)
     mask = batch.completion_mask
     # Only the N completion tokens meet the vocabulary.
     chosen, entropy = token_logprobs(
@@ -122,19 +122,30 @@ def token_logprobs(
     are made piece by piece, and made again for the backward pass.
     """
 
-    def of_piece(hidden: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        logprobs = (head(hidden).float() / temperature).log_softmax(-1)  # (n, V)
-        everything = logprobs.detach()
-        entropy = -(everything.exp() * everything).sum(-1)  # (n,)
-        return logprobs.gather(-1, targets[:, None]).squeeze(-1), entropy
-
     size = max(1, LOGITS_AT_ONCE // head.get_parameter("weight").shape[0])
+    of_piece = compiled(logprobs_of_piece) if hidden.is_cuda else logprobs_of_piece
     pieces = [
-        checkpoint(of_piece, h, t, use_reentrant=False, preserve_rng_state=False)
+        checkpoint(of_piece, head, h, t, temperature, use_reentrant=False, preserve_rng_state=False)
         for h, t in zip(hidden.split(size), targets.split(size), strict=True)
     ]
     chosen, entropy = zip(*pieces, strict=True)
     return torch.cat(chosen), torch.cat(entropy)
+
+
+def logprobs_of_piece(
+    head: torch.nn.Module, hidden: torch.Tensor, targets: torch.Tensor, temperature: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`token_logprobs` at once."""
+    logprobs = (head(hidden).float() / temperature).log_softmax(-1)  # (n, V)
+    everything = logprobs.detach()
+    entropy = -(everything.exp() * everything).sum(-1)  # (n,)
+    return logprobs.gather(-1, targets[:, None]).squeeze(-1), entropy
+
+
+@functools.cache
+def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function with its element-wise operations fused: each alone would write a tensor of the logits' size."""
+    return torch.compile(function, dynamic=True)
 
 
 class Mismatch(NamedTuple):

@@ -171,6 +171,8 @@ class VLLMEngine:
             os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", str(max(1, round(memory_gib))))
         import vllm
 
+        from scripts.grpo_scratch.scheduler import RolloutScheduler
+
         self._stop = stop_token_ids(model_dir)
         self._llm = vllm.LLM(
             model=str(model_dir),
@@ -182,6 +184,7 @@ class VLLMEngine:
             enable_prefix_caching=True,
             disable_log_stats=True,
             enforce_eager=not (on_gpu and compiled),
+            scheduler_cls=RolloutScheduler,
             # torchrun has connected the processes, each of which keeps an engine of its own
             distributed_executor_backend="external_launcher" if ranks.count() > 1 else None,
             **({"gpu_memory_utilization": memory_gib * GIB / torch.cuda.mem_get_info()[1]} if on_gpu else {}),
@@ -269,13 +272,13 @@ def vllm_generate(llm: Any, stop: list[int], prompts: list[list[int]], sampling:
             seed=request_seed(sampling.seed, prompt),  # the n completions take this one and those after it
             logprobs=0 if sampling.logprobs else None,  # 0: of the sampled token alone
             stop_token_ids=stop,
+            flat_logprobs=True,  # lists of numbers, not an object a token
             detokenize=False,
         )
 
     def completion(output: Any) -> Completion:
-        tokens, logprobs = list(output.token_ids), output.logprobs or []
-        chosen = [position[token].logprob for position, token in zip(logprobs, tokens, strict=bool(logprobs))]
-        return Completion(tokens, chosen, truncated=output.finish_reason == "length")
+        logprobs = output.logprobs.logprobs if sampling.logprobs else []
+        return Completion(list(output.token_ids), logprobs, truncated=output.finish_reason == "length")
 
     inputs = [{"prompt_token_ids": prompt} for prompt in prompts]
     requests = llm.generate(inputs, [params(prompt) for prompt in prompts], use_tqdm=False)
