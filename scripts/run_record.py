@@ -23,6 +23,7 @@ from transformers import AutoConfig, PreTrainedModel
 
 from scripts import ranks
 from scripts.cli import RunStopped
+from scripts.memory import in_use
 from scripts.prepared import sha256_of, write_record
 from scripts.sources import digest, imported_sources
 
@@ -61,7 +62,7 @@ COLUMNS = [
     "seconds_train",
     "seconds_push",
     "seconds_step",
-    "memory_gib",  # in use on the device by the driver's figure; on a CPU, the process's peak
+    "memory_gib",  # on the device by the driver's figure, most at the end of a phase; on a CPU, the process's peak
     "prompts",  # digest of the questions drawn, in order
     "validation_accuracy",  # greedy, every evaluate_every steps, of the sampler as it is; takes time of its own
 ]
@@ -90,6 +91,7 @@ class Clock:
 
     def __init__(self) -> None:
         self._seconds: dict[str, float] = {}
+        self._memory = 0.0
         self._began = time.perf_counter()
 
     @contextmanager
@@ -99,6 +101,7 @@ class Clock:
         yield
         if torch.cuda.is_available():
             torch.cuda.synchronize()  # kernels run behind Python; without this their time shows in a later phase
+            self._memory = max(self._memory, in_use())
         inner = sum(self._seconds.values()) - others
         self._seconds[phase] = self._seconds.get(phase, 0.0) + time.perf_counter() - start - inner
 
@@ -111,11 +114,13 @@ class Clock:
         self._seconds = phases
 
     def take(self) -> dict[str, float]:
-        """The step's columns seconds_<phase> and seconds_step; starts the next step."""
+        """The step's columns seconds_<phase>, seconds_step and, on a GPU, memory_gib; starts the next step."""
         now = time.perf_counter()
         columns = {f"seconds_{phase}": s for phase, s in self._seconds.items()}
         columns["seconds_step"] = now - self._began
-        self._seconds, self._began = {}, now
+        if self._memory:
+            columns["memory_gib"] = self._memory
+        self._seconds, self._began, self._memory = {}, now, 0.0
         return columns
 
 
@@ -186,6 +191,7 @@ class RunRecord:
         out.mkdir(parents=True, exist_ok=True)
         self._out = out
         self._settings = settings
+        self.most_memory = 0.0  # GiB
         earlier: list[dict[str, str]] = []
         if resumed:
             shutil.copyfile(resumed / "metrics.csv", self.metrics)
@@ -214,6 +220,7 @@ class RunRecord:
                 f"{self.metrics} was removed: this run was begun again, and goes on from its last checkpoint"
             )
         row = {"seconds": time.perf_counter() - self._began, "memory_gib": memory_gib(), **row}
+        self.most_memory = max(self.most_memory, row["memory_gib"])
         shown = {k: f"{v:.6g}" if isinstance(v, float) else v for k, v in row.items() if v is not None}
         try:
             self._csv.writerow(shown)
@@ -242,6 +249,7 @@ class RunRecord:
         tokenizer: Any,
         model_dir: Path,
         data_dir: Path,
+        memory: dict[str, dict[str, float]],
     ) -> None:
         """Write results/<run>/model, then the manifest: what ran, with what, on what.
 
@@ -250,6 +258,7 @@ class RunRecord:
             used: the settings as the run used them, read off its objects where these keep them.
             used_as: the trainer's own names for them, where it has others.
             model_dir, data_dir: what training began from.
+            memory: GiB by part, `predicted` and `measured`; kept where there is a GPU.
         """
         if not ranks.first():
             return
@@ -278,6 +287,7 @@ class RunRecord:
             "commit": _git("rev-parse", "HEAD"),
             "versions": {"python": platform.python_version(), **_versions()},
             "hardware": hardware(),
+            **({"memory": memory} if torch.cuda.is_available() else {}),
             "started": _utc(now - seconds),
             "finished": _utc(now),
             "seconds": round(seconds, 1),
@@ -317,8 +327,7 @@ def prompts_digest(ids: list[str]) -> str:
 def memory_gib() -> float:
     """Memory in use on the device by the driver's figure (GiB); on a CPU, the peak of this process."""
     if torch.cuda.is_available():
-        free, total = torch.cuda.mem_get_info()
-        return (total - free) / 2**30
+        return in_use()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / 2**30 if sys.platform == "darwin" else peak / 2**20  # bytes there, KiB here
 

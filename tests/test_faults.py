@@ -463,7 +463,10 @@ def wait_for_a_moment(rng: random.Random, rows: Path, snake: SimpleNamespace) ->
 @pytest.mark.skipif(not find_spec("vllm"), reason="vLLM is not installed here")
 def test_a_vllm_told_to_run_in_another_process_ends_the_run_with_the_way_out(project, demo_settings):
     """No weights could be pushed into it; without the check the first push would fail, after all was loaded."""
-    settings = {**run_settings(demo_settings, "scratch"), "engine": {"name": "vllm", "memory_gib": 1.0}}
+    settings = {
+        **run_settings(demo_settings, "scratch"),
+        "engine": {"name": "vllm", "memory_gib": 1.0, "sleep": "auto"},
+    }
     arguments = ["--run", "scratch", "--model", "models/demo", "--data", "data/demo", "--out", "results/scratch"]
     done = subprocess.run(
         [sys.executable, "-m", MODULES["scratch"], *arguments, "--settings", json.dumps(settings)],

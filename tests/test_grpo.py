@@ -693,12 +693,13 @@ def test_parity_of_the_correction_for_the_sampler(trainer, model, samples, batch
         logprobs, _ = sequence_logprobs(model, batch, 0.8)
     mismatch = sampler_mismatch(logprobs, batch.sampler_logprobs, batch.completion_mask, mode, CAP)
     weights = in_trls_shape(mismatch.weights, inputs, batch)
-    torch.testing.assert_close(weights, inputs["importance_sampling_ratio"], atol=0, rtol=1e-5)
+    close = 5e-5  # the rounding of 24 tokens adds up in the ratio of a sequence
+    torch.testing.assert_close(weights, inputs["importance_sampling_ratio"], atol=0, rtol=close)
     assert (weights == (CAP if mode.endswith("truncate") else 0)).any(), "no ratio is above the cap"
     logged = measured["sampling/importance_sampling_ratio/mean"]
     if mode.startswith("sequence"):  # TRL counts the empty completion, of weight 1
         logged = (12 * logged - 1) / 11
-    assert columns["correction_mean"] == pytest.approx(logged, rel=1e-5)
+    assert columns["correction_mean"] == pytest.approx(logged, rel=close)
     assert columns["logprob_difference"] == pytest.approx(measured["sampling/sampling_logp_difference/mean"], rel=1e-5)
     # the raw values are the same in both runs' metrics, since TRL logs them after the cap only
     of_sampler = ["logprob_difference", "kl_sampler", "sampler_ratio_max", "correction_mean", "corrected_share"]

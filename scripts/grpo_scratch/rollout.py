@@ -4,10 +4,13 @@ Both engines keep their own copy of the weights, so training must push its weigh
 (`sync_weights_to_vllm`); that copy is the sampler of the importance-sampling literature.
 """
 
+import gc
 import hashlib
 import importlib.util
 import os
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -38,12 +41,12 @@ from transformers import (
 )
 
 from scripts import ranks
+from scripts.cli import RunStopped
 from scripts.lora import named_weights
+from scripts.memory import GIB, in_use
 from scripts.prepared import ModelFilesError
 from scripts.prompts import prompt_text
 from scripts.settings import SettingsError
-
-GIB = 2**30
 
 
 class Completion(NamedTuple):
@@ -89,8 +92,22 @@ class Sampler(Protocol):
 class Engine(Sampler, Protocol):
     """A sampler with weights of its own, as the hand-written training needs it."""
 
+    gib: float  # of device memory, awake
+
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Replace the engine's weights with named tensors in the checkpoint's naming."""
+        """Replace the engine's weights with named tensors in the checkpoint's naming. Wakes it, if it sleeps.
+
+        Raises:
+            RunStopped: the engine holds other weights than were pushed.
+        """
+        ...
+
+    def sleep(self) -> None:
+        """Give the device's memory back until the next push; an engine that was not built to sleep stays as it is."""
+        ...
+
+    def close(self) -> None:
+        """Give everything back, for good."""
         ...
 
 
@@ -101,6 +118,7 @@ def build_engine(
     max_sequences: int,
     precision: str,
     compiled: bool = True,
+    sleeps: bool = False,
 ) -> Engine:
     """The sampler for the model in `model_dir`.
 
@@ -111,6 +129,10 @@ def build_engine(
         max_sequences: sequences decoded at once.
         precision: `bf16` or `fp32`, of the engine's weights on a CPU.
         compiled: let vLLM compile the model and capture CUDA graphs. It pays over a training, not over one pass.
+        sleeps: `sleep` is to free the engine's memory (vLLM on CUDA).
+
+    Raises:
+        SettingsError: the engine cannot be had, or does not fit.
     """
     name = engine.name
     if name == "auto":
@@ -122,7 +144,7 @@ def build_engine(
     if name == "vllm":
         if not importlib.util.find_spec("vllm"):
             raise SettingsError("engine.name: vllm is not installed here; set auto or transformers")
-        return VLLMEngine(model_dir, engine.memory_gib, max_length, max_sequences, dtype, compiled)
+        return VLLMEngine(model_dir, engine.memory_gib, max_length, max_sequences, dtype, compiled, sleeps)
     return TransformersEngine(model_dir, max_sequences, dtype)
 
 
@@ -165,6 +187,7 @@ class VLLMEngine:
         max_sequences: int,
         dtype: torch.dtype,
         compiled: bool,
+        sleeps: bool,
     ):
         on_gpu = torch.cuda.is_available()
         if not on_gpu:
@@ -173,45 +196,141 @@ class VLLMEngine:
 
         from scripts.grpo_scratch.scheduler import RolloutScheduler
 
+        before = in_use()
         self._stop = stop_token_ids(model_dir)
-        self._llm = vllm.LLM(
-            model=str(model_dir),
-            dtype=str(dtype).removeprefix("torch."),
-            max_model_len=max_length,
-            max_num_seqs=max_sequences,
-            generation_config="vllm",  # never the sampling defaults that a model brings along
-            logprobs_mode="processed_logprobs",  # of the distribution that was sampled from
-            enable_prefix_caching=True,
-            disable_log_stats=True,
-            enforce_eager=not (on_gpu and compiled),
-            scheduler_cls=RolloutScheduler,
-            # torchrun has connected the processes, each of which keeps an engine of its own
-            distributed_executor_backend="external_launcher" if ranks.count() > 1 else None,
-            **({"gpu_memory_utilization": memory_gib * GIB / torch.cuda.mem_get_info()[1]} if on_gpu else {}),
-        )
+        with engine_start_for_people(memory_gib):
+            self._llm = vllm.LLM(
+                model=str(model_dir),
+                dtype=str(dtype).removeprefix("torch."),
+                max_model_len=max_length,
+                max_num_seqs=max_sequences,
+                generation_config="vllm",  # never the sampling defaults that a model brings along
+                logprobs_mode="processed_logprobs",  # of the distribution that was sampled from
+                enable_prefix_caching=True,
+                disable_log_stats=True,
+                enforce_eager=not (on_gpu and compiled),
+                scheduler_cls=RolloutScheduler,
+                # torchrun has connected the processes, each of which keeps an engine of its own
+                distributed_executor_backend="external_launcher" if ranks.count() > 1 else None,
+                **(on_cuda(memory_gib, sleeps) if on_gpu else {}),
+            )
         if not hasattr(self._llm.llm_engine, "model_executor"):
             raise SettingsError(
                 "vLLM's engine runs in another process, so no weights can be pushed into it. "
                 "Unset VLLM_ENABLE_V1_MULTIPROCESSING, or set it to 0, and start again."
             )
         self._runner = self._llm.llm_engine.model_executor.driver_worker.worker.model_runner
+        self._sleeps = sleeps
+        self._asleep = self._said = False
+        self.gib = in_use() - before  # on the device, awake
 
     def generate(self, prompts: list[list[int]], sampling: Sampling) -> list[list[Completion]]:
         return vllm_generate(self._llm, self._stop, prompts, sampling)
 
+    @torch.no_grad()
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-        with torch.no_grad():
-            if torch.cuda.is_available():
-                self._runner.model.load_weights(weights)
-            else:
-                # The CPU backend keeps repacked copies of its matrices, and a reload repacks the new weights. It passes
-                # over a tied head, which the push names only as the embedding.
-                self._runner.reload_weights(weights_iterator=iter([(name, w.clone()) for name, w in weights]))
-                head = self._runner.model.lm_head
-                head.quant_method.process_weights_after_loading(head)
+        pushed: dict[torch.Size, tuple[str, torch.Tensor]] = {}
+
+        def watched() -> Iterator[tuple[str, torch.Tensor]]:
+            for name, weight in weights:
+                pushed[weight.shape] = name, weight  # one of each shape
+                yield name, weight
+
+        # First the memory for the weights, then the weights; the cache comes last, when the copies are gone.
+        self._wake("weights")
+        if torch.cuda.is_available():
+            self._runner.model.load_weights(watched())
+        else:
+            # The CPU backend keeps repacked copies of its matrices, and a reload repacks the new weights. It passes
+            # over a tied head, which the push names only as the embedding.
+            self._runner.reload_weights(weights_iterator=iter([(name, w.clone()) for name, w in watched()]))
+            head = self._runner.model.lm_head
+            head.quant_method.process_weights_after_loading(head)
+        self._check(pushed.values())
         # Cached keys and values of prompts were computed with the old weights.
         if not self._llm.reset_prefix_cache():
             raise RuntimeError("vLLM could not drop its prefix cache: requests were still running during the push")
+        self._wake("kv_cache")
+
+    def _check(self, pushed: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Hold pushed weights against the engine's own, where it keeps one under the same name and unpacked."""
+        own = dict(self._runner.model.named_parameters())
+        for name, weight in pushed:
+            held = own.get(name)
+            if held is not None and held.shape == weight.shape and not torch.equal(held, weight.to(held)):
+                raise RunStopped(
+                    f"the engine did not take the push: its {name} is not the trainer's. It would sample from other "
+                    "weights than are trained; please report your versions of vLLM and torch (manifest.json has them)"
+                )
+
+    def sleep(self) -> None:
+        if not self._sleeps:
+            return
+        began, before = time.perf_counter(), in_use()
+        self._llm.sleep(level=2)  # weights and cache; level 1 would keep a copy of weights that are old by then
+        self._asleep = True
+        freed = before - in_use()
+        if not self._said:
+            print(f"engine asleep: {freed:.1f} GiB freed in {time.perf_counter() - began:.2f} s", flush=True)
+        if freed < 0.5 * self.gib:
+            raise RunStopped(
+                f"the sleeping engine freed {freed:.1f} of its {self.gib:.1f} GiB, so the policy has no room to learn; "
+                "unset PYTORCH_ALLOC_CONF and PYTORCH_CUDA_ALLOC_CONF, or set engine.sleep: never"
+            )
+
+    def _wake(self, part: str) -> None:
+        if not self._asleep:
+            return
+        torch.cuda.empty_cache()  # what the trainer has freed but keeps for itself
+        began, before = time.perf_counter(), in_use()
+        try:
+            self._llm.wake_up(tags=[part])
+        except RuntimeError as error:
+            raise RunStopped(
+                f"the engine could not wake up ({str(error).splitlines()[0]}): the trainer holds {before:.1f} GiB. "
+                f"Lower engine.memory_gib; the same command goes on from the last checkpoint"
+            ) from error
+        if not self._said:
+            took = time.perf_counter() - began
+            print(f"engine awake ({part}): {in_use() - before:.1f} GiB taken back in {took:.2f} s", flush=True)
+        if part == "kv_cache":
+            self._asleep, self._said = False, True
+
+    def close(self) -> None:
+        self._llm.llm_engine.engine_core.shutdown()
+        del self._runner, self._llm
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+
+def on_cuda(memory_gib: float, sleeps: bool) -> dict[str, Any]:
+    """vLLM's arguments for its share of the device's memory."""
+    return {
+        "gpu_memory_utilization": memory_gib * GIB / torch.cuda.mem_get_info()[1],
+        "max_num_batched_tokens": 4096,  # as TRL; its default asks for activations of many more
+        "enable_sleep_mode": sleeps,
+    }
+
+
+@contextmanager
+def engine_start_for_people(memory_gib: float) -> Iterator[None]:
+    """vLLM's ways of saying that the device is too full, or its own share too small, with the setting to change."""
+    try:
+        yield
+    except (ValueError, RuntimeError) as error:  # torch's out of memory is a RuntimeError
+        said, free = str(error).splitlines()[0], torch.cuda.mem_get_info()[0] / GIB if torch.cuda.is_available() else 0
+        if "desired GPU memory utilization" in said or "out of memory" in said:
+            raise SettingsError(
+                f"engine.memory_gib: the engine was to take {memory_gib:g} GiB, and {free:.1f} are free. Lower it, or "
+                f"end what else holds the GPU (nvidia-smi names it). vLLM said: {said}"
+            ) from error
+        if "cache blocks" in said or "KV cache" in said:
+            raise SettingsError(
+                f"engine.memory_gib: {memory_gib:g} GiB hold the weights, but not the keys and values of one sequence. "
+                f"Raise it, or lower max_completion_tokens. vLLM said: {said}"
+            ) from error
+        raise
 
 
 class TransformersEngine:
@@ -225,6 +344,7 @@ class TransformersEngine:
         self._model.generation_config = GenerationConfig()  # never the sampling defaults that a model brings along
         self._stop = stop_token_ids(model_dir)
         self._batch = max_sequences
+        self.gib = sum(p.numel() * p.element_size() for p in self._model.parameters()) / GIB
 
     def generate(self, prompts: list[list[int]], sampling: Sampling) -> list[list[Completion]]:
         return transformers_generate(self._model, self._stop, prompts, sampling, self._batch)
@@ -234,6 +354,12 @@ class TransformersEngine:
         with torch.no_grad():
             for name, weight in weights:
                 own[name].copy_(weight)
+
+    def sleep(self) -> None:
+        """Its weights are all that it has; they stay."""
+
+    def close(self) -> None:
+        del self._model
 
 
 def stop_token_ids(model_dir: Path) -> list[int]:

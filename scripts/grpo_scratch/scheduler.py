@@ -72,9 +72,10 @@ class RolloutScheduler(AsyncScheduler):
         return min(request.num_prompt_tokens + request.max_tokens, self.max_model_len)
 
     def _reserve(self) -> dict[str, Any] | None:
-        """Set aside all the memory that the running requests may need: new blocks by request; None: there is not enough.
+        """Set aside all the memory that the running requests may need, once for each.
 
-        A request that has them stays as it is.
+        Returns:
+            New blocks by request; None where there are not enough.
         """
         fresh = [r for r in self.running if r.request_id not in self._reserved]
         left = {r.request_id: self._limit(r) - r.num_computed_tokens for r in fresh}  # tokens
@@ -116,7 +117,8 @@ class RolloutScheduler(AsyncScheduler):
             return
         one.new_token_ids = [output.sampled_token_ids[row][0] for output, row in held] + one.new_token_ids
         if one.new_logprobs is not None:
-            earlier = [(*(part[row] for part in output.logprobs[:3]),) for output, row in held]
+            # tokens, their log-probs and their ranks
+            columns = [[output.logprobs[i][row] for output, row in held] for i in range(3)]
             one.new_logprobs = LogprobsLists(
-                *(np.concatenate([np.stack(rows), last]) for rows, last in zip(zip(*earlier), one.new_logprobs[:3]))
+                *(np.concatenate([np.stack(columns[i]), one.new_logprobs[i]]) for i in range(3))
             )

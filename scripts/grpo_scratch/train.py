@@ -9,6 +9,7 @@ data/demo/data.json
 """
 
 import copy
+import gc
 import math
 import warnings
 from pathlib import Path
@@ -22,6 +23,7 @@ from scripts.checkpoints import Checkpoints
 from scripts.cli import RunStopped, errors_for_people, run_arguments
 from scripts.grpo_scratch.grpo import (
     ADVANTAGE_EPSILON,
+    LOGITS_AT_ONCE,
     Batch,
     Terms,
     collate,
@@ -42,6 +44,7 @@ from scripts.grpo_scratch.rollout import (
     sync_weights_to_vllm,
 )
 from scripts.lora import has_adapters, lora_config, trainable, whole
+from scripts.memory import GIB, engine_sleeps, peak, predict, sizes
 from scripts.prepared import ModelFilesError, read_rows, verify
 from scripts.prompts import longest_sequence, prompt_text
 from scripts.run_record import Clock, Following, RunRecord, WeightsMoved, prompts_digest, step_questions
@@ -72,7 +75,10 @@ def train(
     longest = longest_sequence(
         model_dir, tokenizer, questions + validation.questions, instruction, cfg.max_completion_tokens
     )
-    engine = build_engine(model_dir, run.engine, longest, sequences // cfg.processes, cfg.precision)
+    memory = predict(model_dir, cfg, run.engine.memory_gib, LOGITS_AT_ONCE)
+    sleeps = engine_sleeps(run.engine, cfg, memory)
+    engine = build_engine(model_dir, run.engine, longest, sequences // cfg.processes, cfg.precision, sleeps=sleeps)
+    engine.sleep()
     model, reference = build_policy(model_dir, cfg, device)
     check_logprobs(model, tokenizer.encode(prompt_text(tokenizer, questions[0]["question"], instruction)), device)
     optimizer = torch.optim.AdamW(trainable(model), lr=cfg.learning_rate, weight_decay=0.0, fused=True)
@@ -82,12 +88,15 @@ def train(
     autocast = torch.autocast(device.type, torch.bfloat16, enabled=cfg.precision == "bf16")
 
     resumed = checkpoints.newest()
-    done = restore(resumed, model, optimizer, schedule, engine) if resumed else 0
+    done = restore(resumed, model, optimizer, schedule) if resumed else 0
+    largest = rehearse(model, cfg, longest, autocast, device)
+    sync_weights_to_vllm(model, engine)
     record = RunRecord(out, settings, tracking, resumed)
     clock, scoring, moved, following = Clock(), Scoring(), WeightsMoved(model), Following()
     sampling = Sampling(cfg.group_size, cfg.max_completion_tokens, cfg.temperature, cfg.top_p, cfg.top_k)
     weights = settings["grpo"]["reward_weights"]
     draws = step_questions(len(questions), cfg.prompts_per_step, cfg.steps, cfg.seed)
+    gc.freeze()  # what stands so far stays; looking through it again and again took a quarter of a rollout on an H200
     for step, draw in enumerate(draws[done:], start=done + 1):
         # 1. Sample: G completions of each of P questions, B = P x G sequences.
         with clock("rollout"):
@@ -107,6 +116,7 @@ def train(
 
         # 4. Update: forward, loss and backward micro-batch by micro-batch, then one step of the optimizer.
         with clock("train"):
+            engine.sleep()  # where memory asks for it
             kept = [i for i, s in enumerate(samples) if not (cfg.mask_truncated_completions and s.completion.truncated)]
             tokens = sum(len(samples[i].completion.token_ids) for i in kept)
             mine = ranks.share(kept)
@@ -158,8 +168,11 @@ def train(
         checkpoints.stop_here(step)
 
     values = used(cfg, sampling, autocast, model, optimizer, engine)
-    record.finish("scripts.grpo_scratch.train", values, {}, whole(model), tokenizer, model_dir, data_dir)
+    measured = sizes(model, optimizer, reference) | largest | {"engine": engine.gib, "total": record.most_memory}
+    ledger = {"predicted": memory | {"total": peak(memory, sleeps)}, "measured": measured}
+    record.finish("scripts.grpo_scratch.train", values, {}, whole(model), tokenizer, model_dir, data_dir, ledger)
     checkpoints.remove()
+    engine.close()
 
 
 def build_policy(model_dir: Path, cfg: Any, device: torch.device) -> tuple["Model", PreTrainedModel | None]:
@@ -183,7 +196,38 @@ def build_policy(model_dir: Path, cfg: Any, device: torch.device) -> tuple["Mode
     if cfg.gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
         model.train()  # transformers checkpoints in training mode only
+    if device.type == "cuda" and not cfg.lora_rank:
+        for layer in getattr(model.base_model, "layers", []):
+            layer.compile(dynamic=True)  # fuses norms, rotation and activation; all layers share one compilation
     return model, reference
+
+
+def rehearse(
+    model: "Model", cfg: Any, longest: int, autocast: torch.autocast, device: torch.device
+) -> dict[str, float]:
+    """The largest micro-batch that a step can have, forward and backward, before anything is sampled.
+
+    Too little memory shows now instead of somewhere in the run, and compilation is no part of the first step.
+
+    Returns:
+        GiB that activations and that logits took, by torch's figures; nothing on a CPU.
+    """
+    if device.type != "cuda":
+        return {}
+    completion = min(cfg.max_completion_tokens, longest - 1)
+    tokens = [0] * completion
+    sample = Sample({}, [0] * (longest - completion), Completion(tokens, [0.0] * completion, False), "")
+    count = min(max(1, cfg.max_tokens_per_micro_batch // longest), cfg.prompts_per_step * cfg.group_size)
+    batch = collate([sample] * count, torch.ones(count), 0, device)
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    with autocast:
+        logprobs, _ = sequence_logprobs(model, batch, cfg.temperature)
+    kept = torch.cuda.memory_allocated()
+    logprobs.sum().backward()
+    most = torch.cuda.max_memory_allocated()
+    model.zero_grad()
+    return {"activations": (kept - before) / GIB, "logits": (most - kept) / GIB}
 
 
 def state_of(step: int, model: "Model", optimizer: Any, schedule: Any) -> dict[str, Any]:
@@ -198,13 +242,12 @@ def state_of(step: int, model: "Model", optimizer: Any, schedule: Any) -> dict[s
     }
 
 
-def restore(checkpoint: Path, model: "Model", optimizer: Any, schedule: Any, engine: Engine) -> int:
-    """Put everything back to where `state_of` saw it, the engine's weights too; returns the steps done."""
+def restore(checkpoint: Path, model: "Model", optimizer: Any, schedule: Any) -> int:
+    """Put everything back to where `state_of` saw it; returns the steps done."""
     state = torch.load(checkpoint / "state.pt", map_location="cpu", weights_only=True)
     model.load_state_dict(state["model"])
     optimizer.load_state_dict(state["optimizer"])
     schedule.load_state_dict(state["schedule"])
-    sync_weights_to_vllm(model, engine)
     torch.set_rng_state(state["random"])
     if torch.cuda.is_available():
         torch.cuda.set_rng_state(state["random_cuda"])

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import torch
 from datasets import Dataset
 from safetensors import SafetensorError
-from transformers import AutoTokenizer, PrinterCallback, TrainerCallback
+from transformers import AutoConfig, AutoTokenizer, PrinterCallback, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from scripts import ranks
@@ -20,8 +20,16 @@ from scripts.checkpoints import KEPT, Checkpoints, say_unsaved, seal
 from scripts.cli import errors_for_people, run_arguments
 from scripts.grpo_scratch.rewards import correctness_reward as score_correct
 from scripts.grpo_scratch.rewards import format_reward as score_format
-from scripts.grpo_scratch.rollout import Completion, Sampling, stop_token_ids, transformers_generate, vllm_generate
+from scripts.grpo_scratch.rollout import (
+    Completion,
+    Sampling,
+    engine_start_for_people,
+    stop_token_ids,
+    transformers_generate,
+    vllm_generate,
+)
 from scripts.lora import lora_config, whole
+from scripts.memory import engine_sleeps, peak, predict, sizes
 from scripts.prepared import read_rows, verify
 from scripts.prompts import TEMPLATE_OPTIONS, longest_sequence, messages
 from scripts.run_record import Clock, Following, RunRecord, WeightsMoved, prompts_digest, step_questions
@@ -66,8 +74,12 @@ def sequences_per_micro_batch(sequences: int, longest: int, max_tokens: int) -> 
     return max(fitting, default=1)
 
 
-def trl_config(settings: dict[str, Any], max_length: int, out: Path) -> GRPOConfig:
-    """config.yaml's names -> TRL's. What is not named here is at TRL's default."""
+def trl_config(settings: dict[str, Any], max_length: int, out: Path, sleeps: bool = False) -> GRPOConfig:
+    """config.yaml's names -> TRL's. What is not named here is at TRL's default.
+
+    Args:
+        sleeps: the engine gives its memory up while the policy learns.
+    """
     run = namespace(settings)
     cfg = run.grpo
     sequences = cfg.prompts_per_step * cfg.group_size // cfg.processes
@@ -81,6 +93,7 @@ def trl_config(settings: dict[str, Any], max_length: int, out: Path) -> GRPOConf
             "vllm_mode": "colocate",
             "vllm_gpu_memory_utilization": run.engine.memory_gib * 2**30 / torch.cuda.mem_get_info()[1],
             "vllm_max_model_length": max_length,
+            "vllm_enable_sleep_mode": sleeps,
             "vllm_importance_sampling_correction": cfg.importance_correction != "none",
         }
         if cfg.importance_correction != "none":
@@ -415,18 +428,27 @@ def train(
         model_dir, tokenizer, questions + validation.questions, instruction, cfg["max_completion_tokens"]
     )
 
+    run = namespace(settings)
+    micro_batch = sequences_per_micro_batch(
+        cfg["prompts_per_step"] * cfg["group_size"] // cfg["processes"], longest, cfg["max_tokens_per_micro_batch"]
+    )
+    logits = micro_batch * cfg["max_completion_tokens"] * AutoConfig.from_pretrained(model_dir).vocab_size
+    memory = predict(model_dir, run.grpo, run.engine.memory_gib, logits)
+    sleeps = engine_sleeps(run.engine, run.grpo, memory)
+
     clock = Clock()
     torch.manual_seed(cfg["seed"])  # of the adapters, which TRL makes before it sets its seed
-    trainer = ObservedGRPOTrainer(
-        model=str(model_dir),
-        args=trl_config(settings, longest, checkpoints.folder),
-        train_dataset=dataset,
-        processing_class=tokenizer,
-        peft_config=lora_config(cfg["lora_rank"], cfg["lora_alpha"]) if cfg["lora_rank"] else None,
-        clock=clock,
-        metrics=out / "metrics.csv",
-        rewards=Rewards(stop_token_ids(model_dir)),
-    )
+    with engine_start_for_people(run.engine.memory_gib):
+        trainer = ObservedGRPOTrainer(
+            model=str(model_dir),
+            args=trl_config(settings, longest, checkpoints.folder, sleeps),
+            train_dataset=dataset,
+            processing_class=tokenizer,
+            peft_config=lora_config(cfg["lora_rank"], cfg["lora_alpha"]) if cfg["lora_rank"] else None,
+            clock=clock,
+            metrics=out / "metrics.csv",
+            rewards=Rewards(stop_token_ids(model_dir)),
+        )
     trainer.remove_callback(PrinterCallback)
     if cfg["importance_correction"] != "none" and not trainer.use_vllm:
         print("TRL samples with its own generation here, so importance_correction has nothing to correct", flush=True)
@@ -441,7 +463,10 @@ def train(
     values["max_tokens_per_micro_batch"] = max(
         cfg["max_tokens_per_micro_batch"], values["sequences_per_micro_batch"] * longest
     )
-    record.finish("scripts.trl_grpo.train", values, USED_AS, whole(trainer.model), tokenizer, model_dir, data_dir)
+    measured = sizes(trainer.model, trainer.optimizer, trainer.ref_model) | {"total": record.most_memory}
+    ledger = {"predicted": memory | {"total": peak(memory, sleeps)}, "measured": measured}
+    trained = whole(trainer.model)
+    record.finish("scripts.trl_grpo.train", values, USED_AS, trained, tokenizer, model_dir, data_dir, ledger)
     checkpoints.remove()
 
 

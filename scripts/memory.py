@@ -1,0 +1,115 @@
+"""The memory of a training on a GPU in GiB: predicted before it begins, measured while it goes.
+
+What the policy needs beside the engine decides whether the engine must sleep while the policy learns.
+"""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from scripts.settings import SettingsError
+
+GIB = 2**30
+# Measured on an H200 with vLLM 0.26: CUDA's context and libraries, and what an engine keeps in its sleep.
+CONTEXT, ASLEEP = 1.0, 1.0
+EXPANDABLE = "expandable_segments:True"
+
+
+def predict(model_dir: Path, cfg: Any, engine_gib: float, logits: int) -> dict[str, float]:
+    """The parts of a training by the settings `cfg`, in GiB.
+
+    Weights, gradients and AdamW's two moments are exact; the rest is estimated. A Llama or Qwen layer keeps about
+    8 I + 28 H + 6 Q + 8 K bytes a token for its backward pass under bf16 autocast (I: width of the MLP, H: hidden,
+    Q and K: of all query and of all key heads); with gradient checkpointing one does, the others keep their input.
+
+    Args:
+        logits: numbers of them that exist at once.
+    """
+    config = AutoConfig.from_pretrained(model_dir)
+    with torch.device("meta"):
+        weights = sum(p.numel() for p in AutoModelForCausalLM.from_config(config).parameters())
+    width = 4 if cfg.weights_dtype == "fp32" else 2
+    learning = 0 if cfg.lora_rank else weights  # adapters are small
+    hidden, heads, layers = config.hidden_size, config.num_attention_heads, config.num_hidden_layers
+    head = getattr(config, "head_dim", None) or hidden // heads
+    queries, keys = head * heads, head * getattr(config, "num_key_value_heads", heads)
+    of_layer = 8 * config.intermediate_size + 28 * hidden + 6 * queries + 8 * keys  # bytes a token
+    of_token = of_layer + 4 * hidden * layers if cfg.gradient_checkpointing else of_layer * layers
+    cast = 2 * weights if width == 4 and cfg.precision == "bf16" else 0  # autocast's copies of the weights
+    parts = {
+        "weights": width * weights,
+        "gradients": width * learning,
+        "optimizer": 2 * width * learning,
+        "reference": width * weights if cfg.beta > 0 and not cfg.lora_rank else 0,
+        "activations": of_token * cfg.max_tokens_per_micro_batch + cast,
+        "logits": 10 * logits,  # in bf16 and fp32, and a gradient
+    }
+    return {name: n / GIB for name, n in parts.items()} | {"engine": engine_gib, "CUDA": CONTEXT}
+
+
+def peak(parts: dict[str, float], sleeps: bool) -> float:
+    """The most that is needed at once: everything, or, with an engine that sleeps, the larger of the two halves."""
+    if not sleeps:
+        return sum(parts.values())
+    sampling = sum(parts[name] for name in ("weights", "optimizer", "reference", "engine", "CUDA"))
+    return max(sampling, sum(parts.values()) - parts["engine"] + ASLEEP)
+
+
+def engine_sleeps(engine: Any, cfg: Any, parts: dict[str, float]) -> bool:
+    """Whether the engine gives up its memory while the policy learns. Prints the arithmetic.
+
+    Args:
+        engine, cfg: the engine and the grpo section of the settings.
+
+    Raises:
+        SettingsError: the allocator's settings would keep what a sleeping engine frees.
+    """
+    if not torch.cuda.is_available() or engine.name == "transformers":
+        return False
+    free = torch.cuda.mem_get_info()[0] / GIB
+    wanted = engine.sleep == "always" or (engine.sleep == "auto" and peak(parts, False) > free)
+    sleeps = wanted and cfg.sync_every == 1  # it wakes up empty, so it needs a push
+    print(
+        f"memory: {' + '.join(f'{name} {gib:.1f}' for name, gib in parts.items() if gib >= 0.05)} = "
+        f"{peak(parts, False):.1f} GiB predicted, {free:.1f} free. "
+        + (
+            f"The engine sleeps while the policy learns: {peak(parts, True):.1f}"
+            if sleeps
+            else "The engine stays awake"
+        )
+        + f" (engine.sleep: {engine.sleep})",
+        flush=True,
+    )
+    allocator = ",".join(os.environ.get(name, "") for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"))
+    if sleeps and EXPANDABLE in allocator:
+        raise SettingsError(
+            f"engine.sleep: with {EXPANDABLE} a sleeping engine may free nothing (PYTORCH_ALLOC_CONF or "
+            "PYTORCH_CUDA_ALLOC_CONF sets it); unset it, or set engine.sleep: never"
+        )
+    return sleeps
+
+
+def sizes(model: torch.nn.Module, optimizer: Any, reference: torch.nn.Module | None = None) -> dict[str, float]:
+    """GiB of the tensors that stay from step to step, and of gradients, which are as large as what learns."""
+
+    def gib(tensors: Any) -> float:
+        return sum(t.numel() * t.element_size() for t in tensors) / GIB
+
+    moments = [t for state in optimizer.state.values() for t in state.values() if torch.is_tensor(t)]
+    return {
+        "weights": gib(model.parameters()),
+        "gradients": gib(p for p in model.parameters() if p.requires_grad),
+        "optimizer": gib(moments),
+        "reference": gib(reference.parameters()) if reference is not None else 0.0,
+    }
+
+
+def in_use() -> float:
+    """GiB in use on the device by the driver's figure; 0 without one."""
+    if not torch.cuda.is_available():
+        return 0.0
+    free, total = torch.cuda.mem_get_info()
+    return (total - free) / GIB
