@@ -103,7 +103,7 @@ def sequence_logprobs(model: "Model", batch: Batch, temperature: float) -> tuple
         divided by the sampling temperature, as TRL does, so that they describe the distribution that was sampled.
     """
     causal = causal_model(model)
-    hidden = causal.base_model(batch.input_ids).last_hidden_state  # (B, T + 1, H)
+    hidden = causal.base_model(batch.input_ids, use_cache=False).last_hidden_state  # (B, T + 1, H)
     mask = batch.completion_mask
     # Only the N completion tokens meet the vocabulary.
     chosen, entropy = token_logprobs(
