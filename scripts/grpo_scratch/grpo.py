@@ -4,8 +4,6 @@ Names and conventions follow TRL's GRPOTrainer, so that the two runs can be held
 comes from a paper, its docstring says which. `tests/test_grpo.py` compares each with TRL's own numbers.
 """
 
-import functools
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -123,9 +121,8 @@ def token_logprobs(
     """
 
     size = max(1, LOGITS_AT_ONCE // head.get_parameter("weight").shape[0])
-    of_piece = compiled(logprobs_of_piece) if hidden.is_cuda else logprobs_of_piece
     pieces = [
-        checkpoint(of_piece, head, h, t, temperature, use_reentrant=False, preserve_rng_state=False)
+        checkpoint(logprobs_of_piece, head, h, t, temperature, use_reentrant=False, preserve_rng_state=False)
         for h, t in zip(hidden.split(size), targets.split(size), strict=True)
     ]
     chosen, entropy = zip(*pieces, strict=True)
@@ -140,12 +137,6 @@ def logprobs_of_piece(
     everything = logprobs.detach()
     entropy = -(everything.exp() * everything).sum(-1)  # (n,)
     return logprobs.gather(-1, targets[:, None]).squeeze(-1), entropy
-
-
-@functools.cache
-def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function with its element-wise operations fused: each alone would write a tensor of the logits' size."""
-    return torch.compile(function, dynamic=True)
 
 
 class Mismatch(NamedTuple):

@@ -385,30 +385,32 @@ def stop_token_ids(model_dir: Path) -> list[int]:
 
 
 def vllm_generate(llm: Any, stop: list[int], prompts: list[list[int]], sampling: Sampling) -> list[list[Completion]]:
-    """Sample with vLLM's `LLM`; see `Engine.generate`."""
+    """Sample with vLLM's `LLM`, log-probs with one that has our scheduler; see `Engine.generate`."""
     from vllm import SamplingParams
 
-    def params(prompt: list[int]) -> SamplingParams:
+    from scripts.grpo_scratch.scheduler import LOGPROBS
+
+    def params(seed: int) -> SamplingParams:
         return SamplingParams(
-            n=sampling.n,
             max_tokens=sampling.max_tokens,
             temperature=sampling.temperature,
             top_p=sampling.top_p,
             top_k=sampling.top_k,
-            seed=request_seed(sampling.seed, prompt),  # the n completions take this one and those after it
+            seed=seed,
             logprobs=0 if sampling.logprobs else None,  # 0: of the sampled token alone
             stop_token_ids=stop,
-            flat_logprobs=True,  # lists of numbers, not an object a token
             detokenize=False,
         )
 
-    def completion(output: Any) -> Completion:
-        logprobs = output.logprobs.logprobs if sampling.logprobs else []
+    def completion(request: Any) -> Completion:
+        logprobs = request.kv_transfer_params[LOGPROBS] if sampling.logprobs else []
+        output = request.outputs[0]
         return Completion(list(output.token_ids), logprobs, truncated=output.finish_reason == "length")
 
-    inputs = [{"prompt_token_ids": prompt} for prompt in prompts]
-    requests = llm.generate(inputs, [params(prompt) for prompt in prompts], use_tqdm=False)
-    return [[completion(output) for output in request.outputs] for request in requests]
+    rows = [(prompt, request_seed(sampling.seed, prompt) + i) for prompt in prompts for i in range(sampling.n)]
+    inputs = [{"prompt_token_ids": prompt} for prompt, _ in rows]
+    requests = llm.generate(inputs, [params(seed) for _, seed in rows], use_tqdm=False)
+    return grouped([completion(request) for request in requests], sampling.n)
 
 
 @torch.no_grad()
@@ -446,7 +448,12 @@ def transformers_generate(
         for row, row_logprobs in zip(tokens, logprobs, strict=True):
             end = next((i + 1 for i, token in enumerate(row) if token in stop), None)
             flat.append(Completion(row[:end], row_logprobs[:end] if sampling.logprobs else [], truncated=end is None))
-    return [flat[i : i + sampling.n] for i in range(0, len(flat), sampling.n)]
+    return grouped(flat, sampling.n)
+
+
+def grouped(completions: list[Completion], n: int) -> list[list[Completion]]:
+    """Completions, n of each prompt in turn -> by prompt."""
+    return [completions[i : i + n] for i in range(0, len(completions), n)]
 
 
 class Draws(LogitsProcessor):

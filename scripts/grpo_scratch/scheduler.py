@@ -10,11 +10,12 @@ vLLM takes a scheduler class as an engine argument (`scheduler_cls`); tested wit
 
 from typing import Any
 
-import numpy as np
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import CachedRequestData, SchedulerOutput
-from vllm.v1.outputs import LogprobsLists, ModelRunnerOutput
+from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
+
+LOGPROBS = "logprobs"
 
 
 class SteadyStep(SchedulerOutput):
@@ -22,7 +23,11 @@ class SteadyStep(SchedulerOutput):
 
 
 class RolloutScheduler(AsyncScheduler):
-    """vLLM's scheduler that takes a `SteadyStep` where it can. The tokens of such steps are handed on together."""
+    """vLLM's scheduler that takes a `SteadyStep` where it can. The tokens of such steps are handed on together.
+
+    The log-probs of the sampled tokens come with a request's last token, as `kv_transfer_params[LOGPROBS]` of its
+    output: a list of numbers, where vLLM would make an object a token.
+    """
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
@@ -30,6 +35,7 @@ class RolloutScheduler(AsyncScheduler):
         self._reserved: set[str] = set()  # requests that have all the memory that they may need
         self._stop: set[int] = set()  # tokens that may end one of them
         self._held: dict[str, list[tuple[ModelRunnerOutput, int]]] = {}  # outputs not handed on, and the request's row
+        self._logprobs: dict[str, list[float]] = {}  # of the tokens handed on
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
         """The next step."""
@@ -111,14 +117,15 @@ class RolloutScheduler(AsyncScheduler):
         return step
 
     def _hand_on(self, one: Any) -> None:
-        """Put the tokens that were held back before those of a request's output."""
+        """Put what was held back of a request before its output of this step; log-probs wait for its end."""
         held = self._held.pop(one.request_id, [])
-        if not held:
-            return
         one.new_token_ids = [output.sampled_token_ids[row][0] for output, row in held] + one.new_token_ids
-        if one.new_logprobs is not None:
-            # tokens, their log-probs and their ranks
-            columns = [[output.logprobs[i][row] for output, row in held] for i in range(3)]
-            one.new_logprobs = LogprobsLists(
-                *(np.concatenate([np.stack(columns[i]), one.new_logprobs[i]]) for i in range(3))
-            )
+        if one.new_logprobs is None:
+            return
+        logprobs = self._logprobs.setdefault(one.request_id, [])
+        logprobs += [float(output.logprobs.logprobs[row, 0]) for output, row in held]
+        logprobs += one.new_logprobs.logprobs[:, 0].tolist()
+        one.new_logprobs = None
+        if one.finish_reason is not None:
+            # the one field that vLLM passes to a completion's output as it is
+            one.kv_transfer_params = {LOGPROBS: self._logprobs.pop(one.request_id)}

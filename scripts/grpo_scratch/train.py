@@ -202,24 +202,20 @@ def build_policy(model_dir: Path, cfg: Any, device: torch.device) -> tuple["Mode
 def rehearse(
     model: "Model", cfg: Any, longest: int, autocast: torch.autocast, device: torch.device
 ) -> dict[str, float]:
-    """On a GPU: compile the layers, then take the largest micro-batch that a step can have forward and backward.
+    """On a GPU, take the largest micro-batch that a step can have forward and backward.
 
-    Too little memory shows now instead of somewhere in the run, and compilation is no part of the first step.
+    Too little memory shows now instead of somewhere in the run.
 
     Returns:
         GiB that activations and that logits took, by torch's figures; nothing on a CPU.
     """
     if device.type != "cuda":
         return {}
-    for layer in [] if has_adapters(model) else getattr(model.base_model, "layers", []):
-        layer.compile(dynamic=True)  # fuses norms, rotation and activation; all layers share one compilation
     completion = min(cfg.max_completion_tokens, longest - 1)
     tokens = [0] * completion
     sample = Sample({}, [0] * (longest - completion), Completion(tokens, [0.0] * completion, False), "")
     count = min(max(1, cfg.max_tokens_per_micro_batch // longest), cfg.prompts_per_step * cfg.group_size)
     batch = collate([sample] * count, torch.ones(count), 0, device)
-    with autocast, torch.no_grad():
-        sequence_logprobs(model, batch, cfg.temperature)
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     with autocast:
