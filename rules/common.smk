@@ -65,8 +65,8 @@ shell.prefix(
 os.environ["KILLED"] = (
     "Killed by signal 9. If nobody did that, memory ran out (`dmesg` or the cluster's log says so). Close other programs "
     "or ask the cluster for more memory; the same command then goes on. Or need less: lower "
-    "grpo.max_tokens_per_micro_batch or engine.memory_gib, or set grpo.gradient_checkpointing: true; a training with "
-    "changed settings starts anew"
+    "grpo.max_tokens_per_micro_batch or engine.memory_gib, or set grpo.gradient_checkpointing: true; a training goes on "
+    "from its last checkpoint with these, and starts anew with any other setting changed"
 )
 
 TRAINERS = {"scratch": "scripts.grpo_scratch.train", "trl": "scripts.trl_grpo.train"}
@@ -113,6 +113,11 @@ def as_param(section):
 
 def without(section, *names):
     return {name: value for name, value in section.items() if name not in names}
+
+
+# What an evaluation depends on; its engine never sleeps.
+evaluation_settings = {name: settings[name] for name in ("scale", "prompt", "evaluation")}
+evaluation_settings["engine"] = without(settings["engine"], "sleep")
 
 
 def local_files(section):

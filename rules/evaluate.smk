@@ -20,7 +20,7 @@ rule evaluate:
         gpu=1,
         gpu_stage=1,
     params:
-        settings=as_param({name: settings[name] for name in ("prompt", "engine", "evaluation")}),
+        settings=as_param(evaluation_settings),
         model=lambda wildcards, input: Path(input.model).parent,
         data=DATA,
     shell:

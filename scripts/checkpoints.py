@@ -1,7 +1,8 @@
 """Checkpoints of a training run: whole or not at all, and only ever resumed by the run that wrote them.
 
 They lie in checkpoints/<run>-<digest>/checkpoint-<step>/, outside of what Snakemake deletes when a stage fails. The
-digest is of everything that the run depends on: settings, code, model and data. A run that has finished removes them.
+digest is of everything that the run's mathematics depend on: settings, code, model and data. A run that has finished
+removes them.
 """
 
 import hashlib
@@ -26,6 +27,17 @@ SEAL = "whole.json"  # size and SHA-256 of each file; written last
 KEPT = 2
 
 
+def without_memory_settings(settings: dict[str, Any]) -> dict[str, Any]:
+    """A run's settings without those that only say how much memory it may take: they may change on the way.
+
+    So a run that ran out of memory goes on with less, where it was.
+    """
+    grpo = {
+        k: v for k, v in settings["grpo"].items() if k not in ("max_tokens_per_micro_batch", "gradient_checkpointing")
+    }
+    return {**settings, "grpo": grpo, "engine": {"name": settings["engine"]["name"]}}
+
+
 class Checkpoints:
     """The checkpoints of one run, and the lock that keeps a second process off it.
 
@@ -36,7 +48,7 @@ class Checkpoints:
 
     def __init__(self, settings: dict[str, Any], module: str, model_dir: Path, data_dir: Path, every: int):
         records = [(model_dir / "model.json").read_text("utf-8"), (data_dir / "data.json").read_text("utf-8")]
-        identity = "\n".join([as_text(settings), digest(imported_sources(module)), *records])
+        identity = "\n".join([as_text(without_memory_settings(settings)), digest(imported_sources(module)), *records])
         self.folder = Path("checkpoints") / f"{settings['run']}-{hashlib.sha256(identity.encode()).hexdigest()[:12]}"
         self._every = every
         self._steps = settings["grpo"]["steps"]

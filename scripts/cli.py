@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError
 
@@ -46,6 +47,19 @@ def run_arguments(doc: str | None) -> argparse.Namespace:
     return args
 
 
+def check_gpu(settings: dict[str, Any], here: bool) -> None:
+    """Stop a stage of full scale where torch sees no GPU, before it has loaded anything.
+
+    Raises:
+        SettingsError: with the way out.
+    """
+    if settings["scale"] == "full" and not here:
+        raise SettingsError(
+            "scale: full needs an NVIDIA GPU, and torch sees none here. `make doctor` says why (driver, CUDA build of "
+            "torch, CUDA_VISIBLE_DEVICES); scale: demo needs none"
+        )
+
+
 @contextmanager
 def errors_for_people() -> Iterator[None]:
     """What a person can mend, and Ctrl-C, end the program with a message instead of a traceback."""
@@ -70,11 +84,12 @@ def errors_for_people() -> Iterator[None]:
             )
         if "TORCHELASTIC_RUN_ID" in os.environ and re.search("by peer|peer closed|remote process", str(error)):
             sys.exit("another process of this run has ended, so this one ends too")
-        if type(error).__name__ != "OutOfMemoryError":  # torch's; it is not imported here
+        if "out of memory" not in str(error):  # torch's words, and CUDA's
             raise
         sys.exit(
             f"{str(error).splitlines()[0]}\nThe GPU's memory is full: lower grpo.max_tokens_per_micro_batch or "
-            "engine.memory_gib, or set grpo.gradient_checkpointing: true; nvidia-smi names who else holds some"
+            "engine.memory_gib, or set grpo.gradient_checkpointing: true or engine.sleep: always; nvidia-smi names who "
+            "else holds some. With any of these changed the same command goes on from the last checkpoint"
         )
     except KeyboardInterrupt:
         sys.exit("interrupted; the same command runs this stage again")

@@ -13,10 +13,11 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+import torch
 from scipy.stats import binomtest
 from transformers import AutoConfig, AutoTokenizer
 
-from scripts.cli import errors_for_people
+from scripts.cli import check_gpu, errors_for_people
 from scripts.grpo_scratch.rewards import agrees, extract_answer, strict_match
 from scripts.grpo_scratch.rollout import Sample, Sampling, build_engine, rollout
 from scripts.prepared import decimal_text, read_rows, verify
@@ -34,6 +35,7 @@ def evaluate(settings: dict[str, Any], run: str, model_dir: Path, data_dir: Path
         accuracy with 95 % Wilson intervals, how answers were found, truncated share, seconds; pass@k and majority vote
         where evaluation.samples asks for more than one answer.
     """
+    check_gpu(settings, torch.cuda.is_available())
     verify(model_dir)
     questions = read_rows(data_dir / "test.jsonl")
     tokenizer = AutoTokenizer.from_pretrained(model_dir)
@@ -157,7 +159,7 @@ if __name__ == "__main__":
     parser.add_argument("--data", type=Path, required=True, help="prepared questions, data/<id>")
     parser.add_argument("--out", type=Path, required=True, help="results/<run>")
     parser.add_argument(
-        "--settings", type=json.loads, required=True, help="prompt, engine and evaluation sections, as JSON"
+        "--settings", type=json.loads, required=True, help="scale, prompt, engine and evaluation sections, as JSON"
     )
     args = parser.parse_args()
     with errors_for_people():

@@ -91,7 +91,8 @@ def load(config: dict[str, Any], scale: str | None = None) -> dict[str, Any]:
 
 def run_settings(settings: dict[str, Any], run: str) -> dict[str, Any]:
     """What the training of `run` depends on, and nothing else."""
-    return {"run": run, **settings["runs"][run], "prompt": settings["prompt"], "engine": settings["engine"]}
+    shared = {name: settings[name] for name in ("scale", "prompt", "engine")}
+    return {"run": run, **settings["runs"][run], **shared}
 
 
 def namespace(settings: Any) -> Any:

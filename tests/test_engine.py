@@ -8,21 +8,25 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
+from scripts.cli import RunStopped
 from scripts.grpo_scratch.grpo import collate, sequence_logprobs
 from scripts.grpo_scratch.rollout import (
     Draws,
     Sampling,
     build_engine,
+    engine_start_for_people,
     rollout,
     stop_token_ids,
     sync_weights_to_vllm,
 )
 from scripts.prepared import ModelFilesError, read_rows
+from scripts.settings import SettingsError
 
 MAX_TOKENS = 24
 CPU = torch.device("cpu")
 # Two fp32 programs for one function: 1e-7 to 4e-5 nats a token were seen. Weights left behind differ by more than 1e-3.
 NOISE = 1e-4
+ONLY_VLLM = pytest.mark.parametrize("engine", ["vllm"], indirect=True)
 
 
 @pytest.fixture(scope="module", params=["vllm", "transformers"])
@@ -119,6 +123,148 @@ def test_pushed_weights_are_copies(engine, model, tokenizer, questions):
         for parameter in model.parameters():
             parameter += 0.05 * noise(parameter, 0)
     assert difference(model, engine, tokenizer, questions) > 10 * NOISE
+
+
+# The engine as a training uses it on a card where both do not fit. vLLM's sleep frees nothing on a CPU; what is called,
+# and in which order, is the same.
+
+
+@pytest.fixture
+def calls(engine, monkeypatch):
+    """What vLLM is asked to do, in order."""
+    done = []
+
+    def recorded(owner, name, shown):
+        was = getattr(owner, name)
+        monkeypatch.setattr(owner, name, lambda *a, **k: (done.append(shown(**k)), was(*a, **k))[1])
+
+    recorded(engine._llm, "sleep", lambda level: f"sleep {level}")
+    recorded(engine._llm, "wake_up", lambda tags: f"wake {tags[0]}")
+    recorded(engine._llm, "reset_prefix_cache", lambda: "reset")
+    recorded(engine._runner, "reload_weights", lambda weights_iterator: "load")
+    monkeypatch.setattr(engine, "_sleeps", True)
+    return done
+
+
+@ONLY_VLLM
+def test_a_push_after_sleep_brings_the_new_weights_again_and_again(engine, model, tokenizer, questions, calls):
+    """Memory for the weights, the weights, and only then memory for keys and values, which must start empty."""
+    for push in (1, 2, 3):
+        assert difference(model, engine, tokenizer, questions) < NOISE
+        engine.sleep()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter += 0.1 * parameter.std() * noise(parameter, push)
+        sync_weights_to_vllm(model, engine)
+        assert calls == ["sleep 2", "wake weights", "load", "reset", "wake kv_cache"]
+        calls.clear()
+        assert difference(model, engine, tokenizer, questions) < NOISE
+
+
+@ONLY_VLLM
+def test_an_engine_that_does_not_take_a_push_ends_the_run(engine, model, calls, monkeypatch):
+    monkeypatch.setattr(engine._runner, "reload_weights", lambda weights_iterator: list(weights_iterator))
+    sync_weights_to_vllm(model, engine)  # the same weights: nothing is lost
+    with torch.no_grad():
+        model.get_parameter("model.norm.weight").mul_(1.001)
+    with pytest.raises(
+        RunStopped, match=r"the engine did not take the push: its model.norm.weight is not the trainer's"
+    ):
+        sync_weights_to_vllm(model, engine)
+
+
+@ONLY_VLLM
+def test_a_sleep_that_frees_nothing_ends_the_run(engine, model, calls, monkeypatch):
+    monkeypatch.setattr(engine, "gib", 5.0)
+    with pytest.raises(RunStopped, match=r"the sleeping engine freed 0.0 of its 5.0 GiB.*unset PYTORCH_ALLOC_CONF"):
+        engine.sleep()
+    sync_weights_to_vllm(model, engine)
+
+
+@ONLY_VLLM
+def test_an_engine_that_cannot_wake_says_what_to_lower(engine, model, calls, monkeypatch):
+    engine.sleep()
+    wake = engine._llm.wake_up
+
+    def full(tags):
+        raise RuntimeError("CUDA Error: out of memory at cumem_allocator.cpp:139")
+
+    monkeypatch.setattr(engine._llm, "wake_up", full)
+    with pytest.raises(RunStopped, match=r"could not wake up.*Lower engine.memory_gib; the same command goes on"):
+        sync_weights_to_vllm(model, engine)
+    monkeypatch.setattr(engine._llm, "wake_up", wake)
+    sync_weights_to_vllm(model, engine)
+
+
+@pytest.mark.parametrize(
+    ("vllm_said", "said"),
+    [  # vLLM 0.26, gpu_worker.py and kv_cache_utils.py
+        (
+            ValueError("Free memory on device cuda:0 (3.1/31.4 GiB) on startup is less than desired GPU memory "
+                       "utilization (0.19, 6.0 GiB). Decrease GPU memory utilization or reduce it"),
+            "the engine was to take 6 GiB, and .* are free. Lower it, or end what else holds the GPU",
+        ),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB"), "the engine was to take 6 GiB"),
+        (
+            ValueError("No available memory for the cache blocks. Try increasing `gpu_memory_utilization`"),
+            "6 GiB hold the weights, but not the keys and values of one sequence. Raise it",
+        ),
+    ],
+)  # fmt: skip
+def test_an_engine_that_does_not_fit_names_the_setting(vllm_said, said):
+    with pytest.raises(SettingsError, match=f"engine.memory_gib: {said}"):
+        with engine_start_for_people(6.0):
+            raise vllm_said
+    with pytest.raises(ValueError, match="something else"):
+        with engine_start_for_people(6.0):
+            raise ValueError("something else")
+
+
+# The shortcut through vLLM's scheduler
+
+
+@pytest.fixture
+def steady(monkeypatch):
+    """Counts the steps that take the shortcut."""
+    scheduler = pytest.importorskip("scripts.grpo_scratch.scheduler").RolloutScheduler
+    taken = []
+    step = scheduler._steady_step
+    monkeypatch.setattr(scheduler, "_steady_step", lambda self, blocks: (taken.append(1), step(self, blocks))[1])
+    return SimpleNamespace(scheduler=scheduler, taken=taken)
+
+
+@ONLY_VLLM
+@pytest.mark.parametrize("logprobs", [True, False])
+@pytest.mark.parametrize("of_each", [4, 20])  # 24 completions decode together; of 120 some wait for others to end
+def test_the_shortcut_changes_no_completion(engine, tokenizer, questions, steady, monkeypatch, of_each, logprobs):
+    sampling = Sampling(of_each, MAX_TOKENS, logprobs=logprobs, seed=3)
+    short = [s.completion for s in rollout(engine, tokenizer, questions, "", sampling)]
+    assert len(steady.taken) > MAX_TOKENS / 4
+    monkeypatch.setattr(steady.scheduler, "_nothing_to_decide", lambda self: False)
+    assert [s.completion for s in rollout(engine, tokenizer, questions, "", sampling)] == short
+
+
+@ONLY_VLLM
+def test_without_memory_for_everything_vllm_decides_step_by_step(engine, tokenizer, questions, steady, monkeypatch):
+    sampling = Sampling(4, MAX_TOKENS, seed=3)
+    short = [s.completion for s in rollout(engine, tokenizer, questions, "", sampling)]
+    steady.taken.clear()
+    pool = engine._llm.llm_engine.engine_core.engine_core.scheduler.kv_cache_manager.block_pool
+    enough = pool.get_num_free_blocks
+    monkeypatch.setattr(steady.scheduler, "_reserve", with_few_blocks(steady.scheduler._reserve, pool, enough))
+    assert [s.completion for s in rollout(engine, tokenizer, questions, "", sampling)] == short
+    assert not steady.taken
+
+
+def with_few_blocks(reserve, pool, enough):
+    def reserved(scheduler):
+        pool.get_num_free_blocks = lambda: 3
+        try:
+            return reserve(scheduler)
+        finally:
+            pool.get_num_free_blocks = enough
+
+    return reserved
 
 
 def test_a_completion_ends_with_its_end_token_or_is_truncated(engine, tokenizer, questions):

@@ -146,6 +146,20 @@ def test_changed_settings_never_resume_old_weights(trainer, start, capsys):
 
 
 @pytest.mark.parametrize("trainer", TRAINERS)
+def test_a_run_that_ran_out_of_memory_goes_on_with_less(trainer, start, capsys, settings):
+    """Smaller micro-batches and checkpointed activations change rounding only."""
+    start(trainer, "whole")
+    with pytest.raises(RunStopped):
+        start(trainer, "parts", stop_after=3)
+    settings["engine"] |= {"memory_gib": 2.0, "sleep": "always"}
+    rows = start(trainer, "parts", max_tokens_per_micro_batch=200, gradient_checkpointing=True)
+    assert "going on from step" in capsys.readouterr().out
+    for name in ("reward", "loss", "grad_norm", "entropy", "completion_length_mean"):
+        torch.testing.assert_close(*(torch.tensor(m[name].to_numpy()) for m in (rows, metrics(Path("whole")))),
+                                   atol=1e-5, rtol=1e-3)  # fmt: skip
+
+
+@pytest.mark.parametrize("trainer", TRAINERS)
 def test_a_full_disk_costs_the_checkpoint_and_not_the_run(trainer, start, monkeypatch, capsys):
     def full(folder, metrics):
         raise OSError(28, "No space left on device")

@@ -140,6 +140,10 @@ def test_texts_of_models_and_data_are_only_text_on_the_page(place):
             torch.OutOfMemoryError("CUDA out of memory."),
             "CUDA out of memory.\nThe GPU's memory is full: lower grpo.max_",
         ),
+        (
+            RuntimeError("CUDA error: out of memory"),
+            "engine.sleep: always; nvidia-smi names who else holds some. With any",
+        ),
     ],
 )
 def test_what_the_machine_lacks_ends_a_stage_with_a_message(error, said):

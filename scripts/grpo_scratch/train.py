@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, g
 
 from scripts import ranks
 from scripts.checkpoints import Checkpoints
-from scripts.cli import RunStopped, errors_for_people, run_arguments
+from scripts.cli import RunStopped, check_gpu, errors_for_people, run_arguments
 from scripts.grpo_scratch.grpo import (
     ADVANTAGE_EPSILON,
     LOGITS_AT_ONCE,
@@ -60,6 +60,7 @@ def train(
     settings: dict[str, Any], model_dir: Path, data_dir: Path, out: Path, tracking: str, checkpoint_every: int
 ) -> None:
     """Train the model in `model_dir` on the questions in `data_dir`; leave metrics, manifest and model in `out`."""
+    check_gpu(settings, torch.cuda.is_available())
     run = namespace(settings)
     cfg, instruction = run.grpo, run.prompt.instruction
     sequences = cfg.prompts_per_step * cfg.group_size

@@ -17,7 +17,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 from scripts import ranks
 from scripts.checkpoints import KEPT, Checkpoints, say_unsaved, seal
-from scripts.cli import errors_for_people, run_arguments
+from scripts.cli import check_gpu, errors_for_people, run_arguments
 from scripts.grpo_scratch.rewards import correctness_reward as score_correct
 from scripts.grpo_scratch.rewards import format_reward as score_format
 from scripts.grpo_scratch.rollout import (
@@ -410,6 +410,7 @@ def train(
     settings: dict[str, Any], model_dir: Path, data_dir: Path, out: Path, tracking: str, checkpoint_every: int
 ) -> None:
     """Train the model in `model_dir` on the questions in `data_dir`; leave metrics, manifest and model in `out`."""
+    check_gpu(settings, torch.cuda.is_available())
     cfg, instruction = settings["grpo"], settings["prompt"]["instruction"]
     ranks.start(cfg["processes"])
     if not torch.cuda.is_available():
