@@ -139,6 +139,7 @@ CHANGES = {
         replace("config.yaml", "memory_gib: {full: 6.0, demo: 1.0}", "memory_gib: 2.0"),
         [*BOTH, *BASELINE, *PAGES],
     ),
+    "whether the engine sleeps": (replace("config.yaml", "  sleep: auto", "  sleep: never"), [*BOTH, *PAGES]),
     "a data setting": (replace("config.yaml", "test_rows: 200", "test_rows: 100"), ["data", *BOTH, *BASELINE, *PAGES]),
     "a model setting": (
         replace("config.yaml", "careless_share: 0.65", "careless_share: 0.5"),

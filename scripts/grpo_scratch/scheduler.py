@@ -1,9 +1,9 @@
 """A shortcut through vLLM's scheduler: between two completions that end, a rollout has nothing to decide.
 
 vLLM's scheduler looks at each request before each token: does it still fit, may it be served, does another wait? On a
-small model these questions take longer than the forward pass (H200, 0.5B, 64 sequences: half of 2.6 ms a token). In a
-rollout all sequences are there from the start, so their memory is set aside once, and as long as none ends and none
-waits a step is: everyone one token more. What else happens goes vLLM's own way.
+small model it is Python, not the GPU, that takes the time (H200, 0.5B, 64 sequences: 2.8 ms a token, 2.3 with the
+shortcut, 1.4 by the GPU's kernels alone). In a rollout all sequences are there from the start, so their memory is set
+aside once, and as long as none ends and none waits a step is: everyone one token more. All else goes vLLM's own way.
 
 vLLM takes a scheduler class as an engine argument (`scheduler_cls`); tested with 0.26 and 0.31, read for 0.22.
 """
