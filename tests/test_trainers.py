@@ -278,7 +278,7 @@ def test_an_engine_that_is_never_pushed_to_falls_behind_and_smoke_says_so(settin
 class Script:
     """Completions laid down in advance, for both trainers: right ones, wrong ones, cut ones, of many lengths."""
 
-    name = "scripted"
+    name, gib = "scripted", 0.0
 
     def __init__(self, tokenizer, questions):
         self._gold = {tuple(ids): q["gold"] for q, ids in questions}
@@ -299,6 +299,11 @@ class Script:
         eos = self._tokenizer.eos_token_id
         flat = [Completion(ids, [0.0] * len(ids), ids[-1] != eos) for ids in self.completions(repeated)]
         return [flat[i : i + sampling.n] for i in range(0, len(flat), sampling.n)]
+
+    def sleep(self):
+        pass
+
+    close = sleep
 
     def load_weights(self, weights):
         pass
