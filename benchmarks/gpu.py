@@ -1,4 +1,4 @@
-"""What the benchmark asks of the GPU: memory in use, and the least time of a rollout by the bandwidth of that memory."""
+"""What the benchmark asks of the GPU: memory in use, its bandwidth, and the least time of a rollout by that."""
 
 import multiprocessing
 import os
@@ -17,7 +17,7 @@ from scripts.memory import GIB
 
 @contextmanager
 def gpu_memory() -> Iterator[list[float]]:
-    """GiB in use on the GPU by the driver's figure, beyond what was before; a figure every 50 ms. Without a GPU only 0."""
+    """GiB in use on the GPU by the driver's figure, beyond what was before, every 50 ms; without a GPU only 0."""
     if not torch.cuda.is_available():
         yield [0.0]
         return
@@ -76,7 +76,7 @@ def least_bytes(config: Any, parameters: int, sequences: int, mean: Any, longest
     return longest * parameters * 2 + sequences * mean * (mean + 1) / 2 * of_token
 
 
-def bandwidth() -> float | None:
+def measured_bandwidth() -> float | None:
     """`copied_bytes_a_second`, measured in a process of its own; None without a GPU."""
     if not torch.cuda.is_available():
         return None
@@ -84,10 +84,17 @@ def bandwidth() -> float | None:
         return pool.apply(copied_bytes_a_second)
 
 
-def rollout_bytes(model: Path, grpo: dict[str, Any], rows: pd.DataFrame) -> pd.Series:
-    """`least_bytes` of the rollout of each step in `rows`, which are metrics.csv's."""
+def least_seconds(model: Path, grpo: dict[str, Any], rows: pd.DataFrame, bandwidth: float | None) -> pd.Series | None:
+    """Seconds of the rollout of each step if only memory traffic counted; None without a bandwidth (bytes a second).
+
+    Args:
+        rows: of metrics.csv.
+    """
+    if bandwidth is None:
+        return None
     config = AutoConfig.from_pretrained(model)
     with torch.device("meta"):
         parameters = sum(p.numel() for p in AutoModelForCausalLM.from_config(config).parameters())
     sequences = grpo["prompts_per_step"] * grpo["group_size"]
-    return least_bytes(config, parameters, sequences, rows["completion_length_mean"], rows["completion_length_max"])
+    mean, longest = rows["completion_length_mean"], rows["completion_length_max"]
+    return least_bytes(config, parameters, sequences, mean, longest) / bandwidth

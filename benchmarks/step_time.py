@@ -21,7 +21,7 @@ import pandas as pd
 import yaml
 from tqdm import tqdm
 
-from benchmarks.gpu import bandwidth, gpu_memory, rollout_bytes
+from benchmarks.gpu import gpu_memory, least_seconds, measured_bandwidth
 from scripts.cli import errors_for_people
 from scripts.settings import SettingsError, as_text, load, read, run_settings
 
@@ -128,12 +128,12 @@ def table(found: dict[str, dict[str, Any]]) -> str:
         (first, a), (second, b), *_ = found.items()
         pairs = [x / y for x, y in zip(a["repeats"], b["repeats"], strict=True)]
         text += f"\n{first} / {second}: {a['step'] / b['step']:.3f} ({min(pairs):.3f} to {max(pairs):.3f})\n"
-    for name, run in found.items():
-        if idle := run["steps_without_advantage"]:
-            text += (
-                f"\n{name}: in {idle} of {run['steps']} steps all completions of each group earned the same. By hand, such "
-                "a step has no backward pass, unless grpo.beta is above 0.\n"
-            )
+    idle = [f"{name} {run['steps_without_advantage']} of {run['steps']}" for name, run in found.items()]
+    if any(run["steps_without_advantage"] for run in found.values()):
+        text += (
+            f"\nSteps in which all completions of each group earned the same: {', '.join(idle)}. By hand these have "
+        )
+        text += "no backward pass, unless grpo.beta is above 0.\n"
     return text
 
 
@@ -142,13 +142,11 @@ def main() -> None:
     parser.add_argument("--model", type=Path, required=True, help="prepared model, models/<id>")
     parser.add_argument("--data", type=Path, required=True, help="prepared questions, data/<id>")
     parser.add_argument("--runs", nargs="+", default=["scratch", "trl"], help="of runs: in the config; in this order")
-    parser.add_argument(
-        "--steps", type=int, default=20, help=f"measured steps of a training, after {WARM_UP} that warm up"
-    )
+    parser.add_argument("--steps", type=int, default=20, help=f"measured steps of a training, after {WARM_UP} more")
     parser.add_argument("--repeats", type=int, default=3, help="trainings of each run")
     parser.add_argument("--config", type=Path, default=ROOT / "config.yaml")
     parser.add_argument(
-        "--set", nargs="+", default=[], metavar="SECTION.KEY=VALUE", help="other settings than the config's"
+        "--set", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help="such as grpo.beta=0.1"
     )
     parser.add_argument("--out", type=Path, required=True, help="benchmarks/results/<name>")
     args = parser.parse_args()
@@ -157,21 +155,19 @@ def main() -> None:
     runs = chosen_runs(args.runs, args.config, args.set, args.steps + WARM_UP)
     args.out.mkdir(parents=True, exist_ok=True)
 
-    print(f"{', '.join(runs)}: {args.repeats} trainings each, in turns, of {WARM_UP} + {args.steps} steps", flush=True)
     rows: dict[str, list[pd.DataFrame]] = {name: [] for name in runs}
     peaks: dict[str, list[float]] = {name: [] for name in runs}
     # In turns: a machine that gets slower or warmer meanwhile does so for all runs alike.
     turns = [(repeat, name) for repeat in range(1, args.repeats + 1) for name in runs]
+    print(f"{len(turns)} trainings ({', '.join(runs)} in turns) of {WARM_UP} + {args.steps} steps", flush=True)
     for repeat, name in tqdm(turns, unit="training"):
         peaks[name].append(train(runs[name], args.model, args.data, args.out / f"{name}-{repeat}"))
         rows[name].append(pd.read_csv(args.out / f"{name}-{repeat}.csv").iloc[WARM_UP:])
 
-    copied = bandwidth()
+    bandwidth = measured_bandwidth()
     found = {}
     for name, settings in runs.items():
-        least = (
-            copied and rollout_bytes(args.model, settings["grpo"], pd.concat(rows[name], ignore_index=True)) / copied
-        )
+        least = least_seconds(args.model, settings["grpo"], pd.concat(rows[name], ignore_index=True), bandwidth)
         found[name] = summary(rows[name], peaks[name], least)
 
     manifest = json.loads((args.out / f"{next(iter(runs))}-1.json").read_text(encoding="utf-8"))
@@ -180,7 +176,7 @@ def main() -> None:
         "overrides": args.set,
         "gpu": next((gpu["name"] for gpu in manifest["hardware"]["gpus"]), None),
         **{name: manifest[name] for name in ("commit", "hardware", "versions", "model", "data")},
-        "copied_bytes_a_second": copied,
+        "copied_bytes_a_second": bandwidth,
         "runs": found,
     }
     (args.out / "numbers.json").write_text(json.dumps(numbers, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

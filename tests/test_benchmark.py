@@ -1,16 +1,19 @@
 """The benchmark of a step, really run on the demo's scale, and the arithmetic of its table."""
 
 import json
+import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import pandas as pd
 import pytest
 from conftest import ROOT, run_module
+from safetensors import safe_open
 
 from benchmarks import random_model
-from benchmarks.gpu import least_bytes
-from benchmarks.step_time import PHASES, WARM_UP, chosen_runs, summary, table, train
+from benchmarks.gpu import gpu_memory, least_bytes, least_seconds
+from benchmarks.step_time import MODULES, PHASES, WARM_UP, chosen_runs, summary, table, train
 from scripts.prepared import verify
 from scripts.settings import SettingsError
 
@@ -31,7 +34,7 @@ def measured(demo_model, demo_data, tmp_path_factory) -> tuple[Path, str]:
 def test_the_table_holds_the_medians_of_the_kept_metrics(measured):
     out, said = measured
     text = (out / "table.md").read_text(encoding="utf-8")
-    assert text in said and "scratch, trl: 1 trainings each, in turns, of 3 + 2 steps" in said
+    assert text in said and "2 trainings (scratch, trl in turns) of 3 + 2 steps" in said
     lines = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("|")]
     medians = {}
     for cells in lines[2:]:
@@ -96,26 +99,56 @@ def test_overrides_reach_every_run():
         chosen_runs(["scratch-2"], ROOT / "config.yaml", [], 5)
 
 
-def test_a_training_that_fails_ends_it_with_the_logs_last_line(demo_data, tmp_path):
+def test_a_training_that_fails_ends_it_with_the_logs_last_line(tmp_path, monkeypatch):
+    monkeypatch.setitem(MODULES, "scratch", "scripts.none")
     settings = chosen_runs(["scratch"], ROOT / "config.yaml", ["scale=demo"], 5)["scratch"]
     with pytest.raises(SystemExit) as ended:
-        train(settings, tmp_path / "none", demo_data, tmp_path / "scratch-1")
+        train(settings, tmp_path / "model", tmp_path / "data", tmp_path / "scratch-1")
     log = tmp_path / "scratch-1.log"
-    last = log.read_text(encoding="utf-8").splitlines()[-1]
-    assert "model.json is missing" in last
-    assert str(ended.value) == f"scratch ended with exit code 1; see {log}:\n{last}"
+    assert "No module named scripts.none" in log.read_text(encoding="utf-8").splitlines()[-1]
+    assert str(ended.value).startswith(f"scratch ended with exit code 1; see {log}:\n")
+    assert str(ended.value).endswith("No module named scripts.none")
     assert [path.name for path in tmp_path.iterdir()] == ["scratch-1.log"]
 
 
 def test_least_bytes_of_a_rollout_by_hand():
     shape = {"vocab_size": 10, "hidden_size": 8, "num_hidden_layers": 3, "num_attention_heads": 4}
     tied = SimpleNamespace(**shape, num_key_value_heads=2, head_dim=5, tie_word_embeddings=True)
-    # 7 decode steps read 1000 weights of 2 bytes. 6 sequences of 4 tokens look at 1 + 2 + 3 + 4 = 10 tokens each, a token
-    # being keys and values (2) of 3 layers, 2 heads, 5 numbers, 2 bytes: 120 bytes.
+    # 7 decode steps read 1000 weights of 2 bytes. 6 sequences of 4 tokens look at 1 + 2 + 3 + 4 = 10 tokens each, and a
+    # token is keys and values (2) of 3 layers, 2 heads, 5 numbers, 2 bytes: 120 bytes.
     assert least_bytes(tied, 1000, 6, 4.0, 7) == 14000 + 6 * 10 * 120
     # A head of its own: the embedding's 10 x 8 numbers are not read. 4 heads of 8 / 4 numbers: 96 bytes a token.
     apart = SimpleNamespace(**shape, tie_word_embeddings=False)
     assert least_bytes(apart, 1000, 6, 4.0, 7) == 7 * 920 * 2 + 6 * 10 * 96
+
+
+def test_least_seconds_count_the_models_weights_once(demo_model):
+    config = json.loads((demo_model / "config.json").read_text(encoding="utf-8"))
+    assert config["tie_word_embeddings"]
+    with safe_open(demo_model / "model.safetensors", framework="numpy") as weights:
+        names = weights.keys()
+        numbers = sum(weights.get_tensor(name).size for name in names)
+    frame = pd.DataFrame({"completion_length_mean": [1.0, 3.0], "completion_length_max": [1, 5]})
+    of_token = 4 * config["num_hidden_layers"] * config["num_key_value_heads"] * config["head_dim"]
+    seconds = least_seconds(demo_model, {"prompts_per_step": 2, "group_size": 4}, frame, 10.0)
+    assert list(seconds) == [(2 * numbers + 8 * of_token) / 10, (10 * numbers + 8 * 6 * of_token) / 10]
+    assert least_seconds(demo_model, {}, frame, None) is None
+
+
+def test_gpu_memory_is_what_came_on_top_on_the_visible_gpu(monkeypatch):
+    used = iter([5 * 2**30, 7 * 2**30, 6 * 2**30])
+    driver = SimpleNamespace(
+        nvmlInit=lambda: None,
+        nvmlDeviceGetHandleByIndex=lambda index: index,
+        nvmlDeviceGetMemoryInfo=lambda gpu: SimpleNamespace(used=next(used, 0) if gpu == 3 else 0),
+    )
+    monkeypatch.setitem(sys.modules, "pynvml", driver)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    with gpu_memory() as sampled:
+        while len(sampled) < 3:
+            time.sleep(0.01)
+    assert max(sampled) == 2.0
 
 
 def rows(seconds: list[float], degenerate: float = 0.0) -> pd.DataFrame:
@@ -139,10 +172,11 @@ def test_medians_spread_ratio_and_roofline_of_known_rows():
         "",
         "a / b: 0.556 (0.500 to 0.800)",
         "",
-        "b: in 3 of 6 steps all completions of each group earned the same. By hand, such a step has no backward pass, "
-        "unless grpo.beta is above 0.",
+        "Steps in which all completions of each group earned the same: a 0 of 6, b 3 of 6. By hand these have no backward "
+        "pass, unless grpo.beta is above 0.",
     ]
     assert "of roofline" not in table({"b": second}) and " / " not in table({"b": second})
+    assert "earned the same" not in table({"a": first})
 
 
 def test_a_random_model_is_a_prepared_model(demo_model, tmp_path, monkeypatch):
