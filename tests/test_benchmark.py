@@ -172,8 +172,8 @@ def test_medians_spread_ratio_and_roofline_of_known_rows():
         "",
         "a / b: 0.556 (0.500 to 0.800)",
         "",
-        "Steps in which all completions of each group earned the same: a 0 of 6, b 3 of 6. By hand these have no backward "
-        "pass, unless grpo.beta is above 0.",
+        "Steps in which all completions of each group earned the same: a 0 of 6, b 3 of 6. By hand these have no "
+        "backward pass, unless grpo.beta is above 0.",
     ]
     assert "of roofline" not in table({"b": second}) and " / " not in table({"b": second})
     assert "earned the same" not in table({"a": first})
