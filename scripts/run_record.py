@@ -186,12 +186,12 @@ class RunRecord:
 
     def __init__(self, out: Path, settings: dict[str, Any], tracking: str = "none", resumed: Path | None = None):
         self.metrics = out / "metrics.csv"
+        self.most_memory = 0.0  # GiB, of any step
         if not ranks.first():
             return
         out.mkdir(parents=True, exist_ok=True)
         self._out = out
         self._settings = settings
-        self.most_memory = 0.0  # GiB
         earlier: list[dict[str, str]] = []
         if resumed:
             shutil.copyfile(resumed / "metrics.csv", self.metrics)
