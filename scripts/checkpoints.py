@@ -30,8 +30,10 @@ KEPT = 2
 def without_memory_settings(settings: dict[str, Any]) -> dict[str, Any]:
     """A run's settings without those that only say how much memory it may take: they may change on the way.
 
-    So a run that ran out of memory goes on with less, where it was.
+    So a run that ran out of memory goes on with less, where it was. (TRL's bnpo averages over each micro-batch.)
     """
+    if settings["grpo"]["loss_type"] == "bnpo":
+        return settings
     grpo = {
         k: v for k, v in settings["grpo"].items() if k not in ("max_tokens_per_micro_batch", "gradient_checkpointing")
     }

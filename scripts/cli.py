@@ -60,6 +60,10 @@ def check_gpu(settings: dict[str, Any], here: bool) -> None:
         )
 
 
+class OwnStop(RunStopped):
+    """One process of a run stops by itself, for what happened on its GPU."""
+
+
 @contextmanager
 def errors_for_people() -> Iterator[None]:
     """What a person can mend, and Ctrl-C, end the program with a message instead of a traceback."""
@@ -67,7 +71,7 @@ def errors_for_people() -> Iterator[None]:
         yield
     except RunStopped as error:
         first = "TORCHELASTIC_RUN_ID" not in os.environ or os.environ["RANK"] == "0"
-        sys.exit(str(error) if first else 1)  # all processes of a run stop alike
+        sys.exit(str(error) if first or isinstance(error, OwnStop) else 1)  # but for those, all processes stop alike
     except (SettingsError, ModelFilesError, DataError) as error:
         sys.exit(str(error))
     except OSError as error:

@@ -3,6 +3,7 @@
 What the policy needs beside the engine decides whether the engine must sleep while the policy learns.
 """
 
+import importlib.util
 import os
 from pathlib import Path
 from typing import Any
@@ -29,14 +30,17 @@ def predict(model_dir: Path, cfg: Any, engine_gib: float, logits: int) -> dict[s
         logits: numbers of them that exist at once.
     """
     config = AutoConfig.from_pretrained(model_dir)
+    text = config.get_text_config()
     with torch.device("meta"):
         weights = sum(p.numel() for p in AutoModelForCausalLM.from_config(config).parameters())
     width = 4 if cfg.weights_dtype == "fp32" else 2
     learning = 0 if cfg.lora_rank else weights  # adapters are small
-    hidden, heads, layers = config.hidden_size, config.num_attention_heads, config.num_hidden_layers
-    head = getattr(config, "head_dim", None) or hidden // heads
-    queries, keys = head * heads, head * getattr(config, "num_key_value_heads", heads)
-    of_layer = 8 * config.intermediate_size + 28 * hidden + 6 * queries + 8 * keys  # bytes a token
+    hidden, heads, layers = text.hidden_size, text.num_attention_heads, text.num_hidden_layers
+    head = getattr(text, "head_dim", None) or hidden // heads
+    queries, keys = head * heads, head * (getattr(text, "num_key_value_heads", None) or heads)
+    of_layer = (
+        8 * (getattr(text, "intermediate_size", None) or 4 * hidden) + 28 * hidden + 6 * queries + 8 * keys
+    )  # bytes a token
     of_token = of_layer + 4 * hidden * layers if cfg.gradient_checkpointing else of_layer * layers
     cast = 2 * weights if width == 4 and cfg.precision == "bf16" else 0  # autocast's copies of the weights
     parts = {
@@ -67,7 +71,7 @@ def engine_sleeps(engine: Any, cfg: Any, parts: dict[str, float]) -> bool:
     Raises:
         SettingsError: the allocator's settings would keep what a sleeping engine frees.
     """
-    if not torch.cuda.is_available() or engine.name == "transformers":
+    if not torch.cuda.is_available() or engine.name == "transformers" or not importlib.util.find_spec("vllm"):
         return False
     free = torch.cuda.mem_get_info()[0] / GIB
     wanted = engine.sleep == "always" or (engine.sleep == "auto" and peak(parts, False) > free)

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from transformers import Qwen3Config
+from transformers import Gemma3Config, GPT2Config, Qwen3Config
 
 from scripts import memory
 from scripts.memory import GIB, engine_sleeps, peak, predict, sizes
@@ -55,6 +55,12 @@ def test_what_the_ledger_follows(shape):
     assert predict(shape, grpo(weights_dtype="bf16"), 6.0, 0)["optimizer"] == plain["optimizer"] / 2
     kept = predict(shape, grpo(gradient_checkpointing=False), 6.0, 0)["activations"] - 2 * 596_049_920 / GIB
     assert kept == pytest.approx(28 * 4096 * (24576 + 28672 + 12288 + 8192) / GIB)
+
+
+@pytest.mark.parametrize("config", [GPT2Config(n_layer=2), Gemma3Config()], ids=["gpt2", "gemma3, text and images"])
+def test_models_of_other_shapes_have_a_ledger_too(tmp_path, config):
+    config.save_pretrained(tmp_path)
+    assert predict(tmp_path, grpo(), 6.0, 0)["activations"] > 0
 
 
 def gpu(monkeypatch, free: float):

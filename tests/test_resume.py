@@ -147,7 +147,7 @@ def test_changed_settings_never_resume_old_weights(trainer, start, capsys):
 
 @pytest.mark.parametrize("trainer", TRAINERS)
 def test_a_run_that_ran_out_of_memory_goes_on_with_less(trainer, start, capsys, settings):
-    """Smaller micro-batches and checkpointed activations change rounding only."""
+    """Smaller micro-batches and checkpointed activations change rounding only (but for TRL's bnpo)."""
     start(trainer, "whole")
     with pytest.raises(RunStopped):
         start(trainer, "parts", stop_after=3)
@@ -157,6 +157,20 @@ def test_a_run_that_ran_out_of_memory_goes_on_with_less(trainer, start, capsys, 
     for name in ("reward", "loss", "grad_norm", "entropy", "completion_length_mean"):
         torch.testing.assert_close(*(torch.tensor(m[name].to_numpy()) for m in (rows, metrics(Path("whole")))),
                                    atol=1e-5, rtol=1e-3)  # fmt: skip
+
+
+def test_with_bnpo_the_micro_batch_is_mathematics(settings):
+    run = project_settings.run_settings(settings, "trl")
+    less = {
+        **run,
+        "grpo": {**run["grpo"], "max_tokens_per_micro_batch": 7},
+        "engine": {"name": "vllm", "sleep": "never"},
+    }
+    less["engine"]["name"] = run["engine"]["name"]
+    assert module.without_memory_settings(less) == module.without_memory_settings(run)
+    for one in (run, less):
+        one["grpo"]["loss_type"] = "bnpo"
+    assert module.without_memory_settings(less) != module.without_memory_settings(run)
 
 
 @pytest.mark.parametrize("trainer", TRAINERS)

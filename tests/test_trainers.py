@@ -24,7 +24,7 @@ from scripts.cli import RunStopped
 from scripts.evaluate import evaluate, graded_group, pass_at_k, powers, shown, with_interval
 from scripts.grpo_scratch import train as scratch
 from scripts.grpo_scratch.rewards import correctness_reward, strict_match
-from scripts.grpo_scratch.rollout import Completion, Sample
+from scripts.grpo_scratch.rollout import Completion, Sample, Sampling
 from scripts.prepared import ModelFilesError, read_rows, sha256_of, verify
 from scripts.prompts import prompt_text
 from scripts.report.compare import same
@@ -700,6 +700,26 @@ def test_smokes_command_line(trained, tmp_path):
     assert "scratch: sound (3 steps" in said and "trl: sound (3 steps" in said
     assert "this trainer cannot know ratio_mean, logprob_difference" in said
     assert json.loads(out.read_text()) == {"scratch": [], "trl": []}
+
+
+def test_trls_train_phase_is_what_the_others_leave_whatever_memory_is_in_use():
+    columns = {"seconds_rollout": 2.0, "seconds_push": 0.25, "seconds_step": 3.0, "memory_gib": 30.0}
+    assert trainer_module("trl").seconds_left(columns) == 0.75
+
+
+def test_a_sleeping_engine_of_trl_is_awake_for_a_validation_and_sleeps_again(monkeypatch):
+    trl, calls = trainer_module("trl"), []
+    llm = SimpleNamespace(
+        wake_up=lambda tags: calls.append(f"wake {tags[0]}"), sleep=lambda level: calls.append(f"sleep {level}")
+    )
+    engine = SimpleNamespace(
+        enable_sleep_mode=True, llm=llm, sync_weights=lambda: calls.append("push"), _llm_weights_sleeping=False
+    )
+    trainer = SimpleNamespace(use_vllm=True, vllm_generation=engine, eos_token_ids=[2])
+    monkeypatch.setattr(trl, "vllm_generate", lambda *args: calls.append("sample"))
+    trl.OwnSampler(trainer).generate([[1]], Sampling(1, 5))
+    assert calls == ["push", "wake kv_cache", "sample", "sleep 2"]
+    assert engine._llm_weights_sleeping  # so that TRL pushes before it samples next
 
 
 # Evaluation

@@ -41,9 +41,9 @@ from transformers import (
 )
 
 from scripts import ranks
-from scripts.cli import RunStopped
+from scripts.cli import OwnStop
 from scripts.lora import named_weights
-from scripts.memory import GIB, in_use
+from scripts.memory import ASLEEP, GIB, in_use
 from scripts.prepared import ModelFilesError
 from scripts.prompts import prompt_text
 from scripts.settings import SettingsError
@@ -98,7 +98,7 @@ class Engine(Sampler, Protocol):
         """Replace the engine's weights with named tensors in the checkpoint's naming. Wakes it, if it sleeps.
 
         Raises:
-            RunStopped: the engine holds other weights than were pushed.
+            OwnStop: the engine holds other weights than were pushed.
         """
         ...
 
@@ -212,7 +212,7 @@ class VLLMEngine:
                 scheduler_cls=RolloutScheduler,
                 # torchrun has connected the processes, each of which keeps an engine of its own
                 distributed_executor_backend="external_launcher" if ranks.count() > 1 else None,
-                **(on_cuda(memory_gib, sleeps) if on_gpu else {}),
+                **(on_cuda(memory_gib, max_sequences, sleeps) if on_gpu else {}),
             )
         if not hasattr(self._llm.llm_engine, "model_executor"):
             raise SettingsError(
@@ -258,7 +258,7 @@ class VLLMEngine:
         for name, weight in pushed:
             held = own.get(name)
             if held is not None and held.shape == weight.shape and not torch.equal(held, weight.to(held)):
-                raise RunStopped(
+                raise OwnStop(
                     f"the engine did not take the push: its {name} is not the trainer's. It would sample from other "
                     "weights than are trained; please report your versions of vLLM and torch (manifest.json has them)"
                 )
@@ -272,8 +272,8 @@ class VLLMEngine:
         freed = before - in_use()
         if not self._said:
             print(f"engine asleep: {freed:.1f} GiB freed in {time.perf_counter() - began:.2f} s", flush=True)
-        if freed < 0.5 * self.gib:
-            raise RunStopped(
+        if freed < 0.5 * (self.gib - ASLEEP):
+            raise OwnStop(
                 f"the sleeping engine freed {freed:.1f} of its {self.gib:.1f} GiB, so the policy has no room to learn; "
                 "unset PYTORCH_ALLOC_CONF and PYTORCH_CUDA_ALLOC_CONF, or set engine.sleep: never"
             )
@@ -286,8 +286,8 @@ class VLLMEngine:
         try:
             self._llm.wake_up(tags=[part])
         except RuntimeError as error:
-            raise RunStopped(
-                f"the engine could not wake up ({str(error).splitlines()[0]}): the trainer holds {before:.1f} GiB. "
+            raise OwnStop(
+                f"the engine could not wake up ({first_line(error)}): the trainer holds {before:.1f} GiB. "
                 f"Lower engine.memory_gib; the same command goes on from the last checkpoint"
             ) from error
         if not self._said:
@@ -304,25 +304,29 @@ class VLLMEngine:
             torch.cuda.empty_cache()
 
 
-def on_cuda(memory_gib: float, sleeps: bool) -> dict[str, Any]:
+def on_cuda(memory_gib: float, max_sequences: int, sleeps: bool) -> dict[str, Any]:
     """vLLM's arguments for its share of the device's memory."""
     return {
         "gpu_memory_utilization": memory_gib * GIB / torch.cuda.mem_get_info()[1],
-        "max_num_batched_tokens": 4096,  # as TRL; its default asks for activations of many more
+        "max_num_batched_tokens": max(4096, max_sequences),  # as TRL; the default asks for activations of many more
         "enable_sleep_mode": sleeps,
     }
 
 
 @contextmanager
 def engine_start_for_people(memory_gib: float) -> Iterator[None]:
-    """vLLM's ways of saying that the device is too full, or its own share too small, with the setting to change."""
+    """vLLM's ways of saying that the device is too full, or its own share too small, with the setting to change.
+
+    A plain "out of memory" may be the policy's; `errors_for_people` has words for it.
+    """
+    free = torch.cuda.mem_get_info()[0] / GIB if torch.cuda.is_available() else 0.0
     try:
         yield
-    except (ValueError, RuntimeError) as error:  # torch's out of memory is a RuntimeError
-        said, free = str(error).splitlines()[0], torch.cuda.mem_get_info()[0] / GIB if torch.cuda.is_available() else 0
-        if "desired GPU memory utilization" in said or "out of memory" in said:
+    except (ValueError, RuntimeError) as error:
+        said = first_line(error)
+        if "desired GPU memory utilization" in said:
             raise SettingsError(
-                f"engine.memory_gib: the engine was to take {memory_gib:g} GiB, and {free:.1f} are free. Lower it, or "
+                f"engine.memory_gib: the engine was to take {memory_gib:g} GiB, and {free:.1f} were free. Lower it, or "
                 f"end what else holds the GPU (nvidia-smi names it). vLLM said: {said}"
             ) from error
         if "cache blocks" in said or "KV cache" in said:
@@ -331,6 +335,11 @@ def engine_start_for_people(memory_gib: float) -> Iterator[None]:
                 f"Raise it, or lower max_completion_tokens. vLLM said: {said}"
             ) from error
         raise
+
+
+def first_line(error: Exception) -> str:
+    """What an error says first."""
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 class TransformersEngine:
@@ -385,7 +394,7 @@ def stop_token_ids(model_dir: Path) -> list[int]:
 
 
 def vllm_generate(llm: Any, stop: list[int], prompts: list[list[int]], sampling: Sampling) -> list[list[Completion]]:
-    """Sample with vLLM's `LLM`, log-probs with one that has our scheduler; see `Engine.generate`."""
+    """Sample with vLLM's `LLM`; log-probs come only from one with `RolloutScheduler`. See `Engine.generate`."""
     from vllm import SamplingParams
 
     from scripts.grpo_scratch.scheduler import LOGPROBS
@@ -403,8 +412,10 @@ def vllm_generate(llm: Any, stop: list[int], prompts: list[list[int]], sampling:
         )
 
     def completion(request: Any) -> Completion:
-        logprobs = request.kv_transfer_params[LOGPROBS] if sampling.logprobs else []
         output = request.outputs[0]
+        if output.finish_reason not in ("stop", "length"):
+            raise RuntimeError(f"vLLM ended a completion by itself: {output.finish_reason}")
+        logprobs = request.kv_transfer_params[LOGPROBS] if sampling.logprobs else []
         return Completion(list(output.token_ids), logprobs, truncated=output.finish_reason == "length")
 
     rows = [(prompt, request_seed(sampling.seed, prompt) + i) for prompt in prompts for i in range(sampling.n)]

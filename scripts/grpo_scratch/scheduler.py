@@ -2,7 +2,7 @@
 
 vLLM's scheduler looks at each request before each token: does it still fit, may it be served, does another wait? On a
 small model it is Python, not the GPU, that takes the time (H200, 0.5B, 64 sequences: 2.8 ms a token, 2.3 with the
-shortcut, 1.4 by the GPU's kernels alone). In a rollout all sequences are there from the start, so their memory is set
+shortcut; benchmarks/README.md). In a rollout all sequences are there from the start, so their memory is set
 aside once, and as long as none ends and none waits a step is: everyone one token more. All else goes vLLM's own way.
 
 vLLM takes a scheduler class as an engine argument (`scheduler_cls`); tested with 0.26 and 0.31, read for 0.22.
@@ -31,6 +31,8 @@ class RolloutScheduler(AsyncScheduler):
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
+        # One kind of attention for all layers, and a cache that may hold what it held; other models go vLLM's way.
+        self._plain = len(self.kv_cache_config.kv_cache_groups) == 1 and not self.needs_kv_cache_zeroing
         self._scheduled: dict[str, int] = {}  # tokens by request, in the step before
         self._reserved: set[str] = set()  # requests that have all the memory that they may need
         self._stop: set[int] = set()  # tokens that may end one of them
@@ -39,7 +41,10 @@ class RolloutScheduler(AsyncScheduler):
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
         """The next step."""
-        new_blocks = self._reserve() if self._nothing_to_decide() else None
+        if not self.running:  # nothing is left of requests that were aborted
+            for state in (self._reserved, self._held, self._logprobs):
+                state.clear()
+        new_blocks = self._reserve() if self._plain and self._nothing_to_decide() else None
         step = super().schedule(*args, **kwargs) if new_blocks is None else self._steady_step(new_blocks)
         self._scheduled = step.num_scheduled_tokens
         return step
@@ -62,6 +67,10 @@ class RolloutScheduler(AsyncScheduler):
             for one in of_client.outputs:
                 self._hand_on(one)
         return outputs
+
+    def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
+        self._reserved.discard(request.request_id)  # it loses its blocks
+        return super()._preempt_request(request, *args, **kwargs)
 
     def _nothing_to_decide(self) -> bool:
         """Nobody waits, and everyone has been decoding and will not reach its last token in this step."""
@@ -127,5 +136,5 @@ class RolloutScheduler(AsyncScheduler):
         logprobs += one.new_logprobs.logprobs[:, 0].tolist()
         one.new_logprobs = None
         if one.finish_reason is not None:
-            # the one field that vLLM passes to a completion's output as it is
+            # the one field that vLLM passes to the request's output as it is
             one.kv_transfer_params = {LOGPROBS: self._logprobs.pop(one.request_id)}

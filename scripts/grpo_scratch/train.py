@@ -90,13 +90,15 @@ def train(
 
     resumed = checkpoints.newest()
     done = restore(resumed, model, optimizer, schedule) if resumed else 0
-    largest = rehearse(model, cfg, longest, autocast, device)
-    sync_weights_to_vllm(model, engine)
+    largest = rehearse(model, optimizer, cfg, longest, autocast, device)
+    if cfg.sync_every:
+        sync_weights_to_vllm(model, engine)
     record = RunRecord(out, settings, tracking, resumed)
     clock, scoring, moved, following = Clock(), Scoring(), WeightsMoved(model), Following()
     sampling = Sampling(cfg.group_size, cfg.max_completion_tokens, cfg.temperature, cfg.top_p, cfg.top_k)
     weights = settings["grpo"]["reward_weights"]
     draws = step_questions(len(questions), cfg.prompts_per_step, cfg.steps, cfg.seed)
+    gc.collect()
     gc.freeze()  # what stands so far stays; looking through it again and again took a quarter of a rollout on an H200
     for step, draw in enumerate(draws[done:], start=done + 1):
         # 1. Sample: G completions of each of P questions, B = P x G sequences.
@@ -201,9 +203,9 @@ def build_policy(model_dir: Path, cfg: Any, device: torch.device) -> tuple["Mode
 
 
 def rehearse(
-    model: "Model", cfg: Any, longest: int, autocast: torch.autocast, device: torch.device
+    model: "Model", optimizer: Any, cfg: Any, longest: int, autocast: torch.autocast, device: torch.device
 ) -> dict[str, float]:
-    """On a GPU, take the largest micro-batch that a step can have forward and backward.
+    """On a GPU, take a micro-batch as large as a step can have forward and backward.
 
     Too little memory shows now instead of somewhere in the run.
 
@@ -212,10 +214,13 @@ def rehearse(
     """
     if device.type != "cuda":
         return {}
-    completion = min(cfg.max_completion_tokens, longest - 1)
+    count = min(math.ceil(cfg.max_tokens_per_micro_batch / longest), cfg.prompts_per_step * cfg.group_size)
+    length = longest if count == 1 else min(longest, cfg.max_tokens_per_micro_batch // count)
+    completion = min(cfg.max_completion_tokens, length - 1)
     tokens = [0] * completion
-    sample = Sample({}, [0] * (longest - completion), Completion(tokens, [0.0] * completion, False), "")
-    count = min(max(1, cfg.max_tokens_per_micro_batch // longest), cfg.prompts_per_step * cfg.group_size)
+    sample = Sample({}, [0] * (length - completion), Completion(tokens, [0.0] * completion, False), "")
+    # AdamW's two moments come with the first step, and the second needs them beside everything else.
+    moments = [] if optimizer.state else [torch.empty_like(p) for p in trainable(model) for _ in range(2)]
     batch = collate([sample] * count, torch.ones(count), 0, device)
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
@@ -225,6 +230,7 @@ def rehearse(
     logprobs.sum().backward()
     most = torch.cuda.max_memory_allocated()
     model.zero_grad()
+    del moments
     return {"activations": (kept - before) / GIB, "logits": (most - kept) / GIB}
 
 

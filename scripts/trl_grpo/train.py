@@ -306,6 +306,12 @@ class Observed:
         return columns
 
 
+def seconds_left(columns: dict[str, float]) -> float:
+    """All of a step that is not one of the other phases: forward, backward and update."""
+    phases = [s for name, s in columns.items() if name.startswith("seconds_") and name != "seconds_step"]
+    return columns["seconds_step"] - sum(phases)
+
+
 class OwnSampler:
     """TRL's own sampler, asked for the validation questions as our engines are."""
 
@@ -316,8 +322,16 @@ class OwnSampler:
     def generate(self, prompts: list[list[int]], sampling: Sampling) -> list[list[Completion]]:
         trainer = self._trainer
         if trainer.use_vllm:
-            trainer.vllm_generation.sync_weights()
-            return vllm_generate(trainer.vllm_generation.llm, trainer.eos_token_ids, prompts, sampling)
+            engine = trainer.vllm_generation
+            engine.sync_weights()
+            if not engine.enable_sleep_mode:
+                return vllm_generate(engine.llm, trainer.eos_token_ids, prompts, sampling)
+            engine.llm.wake_up(tags=["kv_cache"])  # the push has woken the weights; TRL wakes the rest when it samples
+            try:
+                return vllm_generate(engine.llm, trainer.eos_token_ids, prompts, sampling)
+            finally:
+                engine.llm.sleep(level=2)
+                engine._llm_weights_sleeping = True
         trainer.model.eval()
         groups = transformers_generate(
             trainer.model, trainer.eos_token_ids, prompts, sampling, batch=max(1, len(prompts))
@@ -374,8 +388,7 @@ class MetricsCallback(TrainerCallback):
             return
         trainer = self._trainer
         phases = trainer.clock.take()
-        # All of the step that is not one of the other phases is forward, backward and update.
-        phases["seconds_train"] = phases["seconds_step"] - sum(v for k, v in phases.items() if k != "seconds_step")
+        phases["seconds_train"] = seconds_left(phases)
         sequences = args.per_device_train_batch_size * args.gradient_accumulation_steps * ranks.count()
         accuracy = logs["rewards/correctness_reward/mean"]
         observed = trainer.observed.columns()
