@@ -406,14 +406,21 @@ def gpu_memory(machine: Machine, settings: Settings | None) -> Iterator[Finding]
     parameters = size[0]
     per_weight, of = max(map(bytes_per_weight, (settings["runs"][run]["grpo"] for run in settings["report"]["runs"])))
     engine = settings["engine"]["memory_gib"]
-    needed = parameters * per_weight / GIB + engine
+    policy = parameters * per_weight / GIB
+    needed = policy + engine
+    # An engine that sleeps needs no room beside gradients, about a quarter of what the policy needs.
+    asleep = needed if settings["engine"]["sleep"] == "never" else max(policy, 0.75 * policy + engine)
     said = (
         f"GPU memory: at least {needed:.1f} GiB, estimated as {parameters / 1e9:.2f} billion x {per_weight} bytes "
         f"({of}) + {engine:g} GiB for the engine; activations come on top: not measured"
     )
-    if machine.gpu.free_gib < needed:
+    if machine.gpu.free_gib < asleep:
         way_out = "end what holds the GPU (nvidia-smi names it), lower engine.memory_gib, or set grpo.lora_rank: 16"
         yield Finding(FAULT, f"{said}; {machine.gpu.free_gib:.1f} GiB are free", way_out)
+    elif machine.gpu.free_gib < needed:
+        yield Finding(
+            OK, f"{said}; {machine.gpu.free_gib:.1f} GiB are free, so the engine sleeps while the policy learns"
+        )
     else:
         yield Finding(OK, said)
 

@@ -202,6 +202,15 @@ def test_a_gpu_that_something_else_fills_is_a_fault_before_training(project):
     assert "8.8 GiB are free -> end what holds the GPU (nvidia-smi names it), lower engine.memory_gib" in said
 
 
+def test_on_a_small_gpu_the_engine_sleeps_unless_it_may_not(project):
+    """8.9 GiB for the policy and 6 for the engine do not fit into 13.7; without gradients they do."""
+    small = {"smi": (0, "NVIDIA GeForce RTX 4080, 580.1, 16376, 14000\n")}
+    said = next(s for s in findings(project, OK, **small) if s.startswith("GPU memory"))
+    assert said.endswith("13.7 GiB are free, so the engine sleeps while the policy learns")
+    configure(project, engine={"sleep": "never"})
+    assert "13.7 GiB are free -> end what holds the GPU" in the_one(findings(project, FAULT, **small))
+
+
 @pytest.mark.parametrize(
     ("changes", "bytes_each"),
     [
