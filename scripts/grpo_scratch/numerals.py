@@ -50,18 +50,20 @@ _PARTS = re.compile(r"(?<=\d) and (?:a|one)[ -](half|third|quarter)\b")
 _SPELLED = re.compile(rf"(?<![\w-])(?<!no )(?!{_PRONOUN})(?:{_WORD})(?:(?:\s|-|\sand\s)(?:{_WORD})){{0,8}}\b")
 
 DIGIT = re.compile(r"\d")
+# Groups that give nothing back are written (?>...): before 3.11.5 Python takes a possessive (...)*+ wrongly where the group
+# itself can be read in several ways (python/cpython#106052).
 NUMBER = re.compile(
     r"""(?=[\d.])(?:(?<![a-z0-9^])|(?:(?<=\b(?:usd|eur|gbp|inr|cad|aud|chf|cny|rmb))|(?<=\br[sm]))(?=\d))(?:
       (?P<mixed>\d{1,9}+\ {1,2}(?:and\ )?\d{1,3}+\s?/\s?\d{1,4}+(?!\d))
     | (?P<date>\d{4}-\d\d?-\d\d?(?!\d)
         | \d\d?(?:st|nd|rd|th)?\ (?:of\ )?(?:jan|feb|mar|apr|may|june?|july?|aug|sept?|oct|nov|dec)[a-z]{0,6},?\ \d{4})
-    | (?P<digits>\d{1,3}+(?:\ \d{3}(?!\d|-[a-z]))++(?:[.,]\d++)?+ | (?:\d++|\.\d++)(?:[.,'_]\d++)*+)
-      (?P<power>e[+-]?\d++ | \s?[*x]\s?10\s?\^\s?-?\d++ | \s?\^\s?-?\d++)?+
-      (?P<over>(?:\s?/\s?\d[\d,.]*+)*+)
-      (?P<ratio>(?:(?::|\s:\s|h(?=\d\d(?!\d)))\d++)*+)
-      (?:\s?(?P<scale>(?:hundred|thousand|million|billion|trillion|lakh|crore|k)\b|[万亿億]))?+
+    | (?P<digits>\d{1,3}+(?>(?:\ \d{3}(?!\d|-[a-z]))+)(?>(?:[.,]\d++)?) | (?:\d++|\.\d++)(?>(?:[.,'_]\d++)*))
+      (?>(?P<power>e[+-]?\d++ | \s?[*x]\s?10\s?\^\s?-?\d++ | \s?\^\s?-?\d++)?)
+      (?P<over>(?>(?:\s?/\s?\d[\d,.]*+)*))
+      (?P<ratio>(?>(?:(?::|\s:\s|h(?=\d\d(?!\d)))\d++)*))
+      (?>(?:\s?(?P<scale>(?:hundred|thousand|million|billion|trillion|lakh|crore|k)\b|[万亿億]))?)
     )
-    (?P<spoiled>\s?\^|[²³⁴-⁹]|[xyz](?![a-z])|\s?(?:pi\b|π|\\pi|√|\\sqrt))?+""",
+    (?>(?P<spoiled>\s?\^|[²³⁴-⁹]|[xyz](?![a-z])|\s?(?:pi\b|π|\\pi|√|\\sqrt))?)""",
     re.VERBOSE,
 )
 _SCALE = {"hundred": 100, "thousand": 1000, "k": 1000, "million": 10**6, "billion": 10**9, "trillion": 10**12}
@@ -77,7 +79,7 @@ _SIGN = re.compile(
     r"(?:(?:^|[\s=(\[:,*+/~≈<>\"'$])-|(?:^|[=(:≈$]|\b(?:is|be|equals))\s?-\s|\b(?:minus|negative)\s)(?:[$]\s?)?$"
 )
 _OPERATOR = re.compile(
-    r"(?:[\s)\]%]|(?<=\s)[a-z]+\s)*+(?:[-+*/÷x^]|(?:plus|minus|times|divided by|multiplied by)\b)[\s(\[$]*-?[$]?"
+    r"(?>(?:[\s)\]%]|(?<=\s)[a-z]+\s)*)(?:[-+*/÷x^]|(?:plus|minus|times|divided by|multiplied by)\b)[\s(\[$]*-?[$]?"
 )
 _ALTERNATIVE = re.compile(
     r"\s*"  # 5 6 7

@@ -141,9 +141,9 @@ _LINK = re.compile(
 )
 # What may stand between a cue and its number: signs, currencies, a variable, a label such as "cost:".
 _LEAD = re.compile(
-    r"(?:\W|_|\b(?:about|approx|approximately|around|roughly|exactly|only|just|simply|therefore|thus|then|now|also|"
+    r"(?>(?:\W|_|\b(?:about|approx|approximately|around|roughly|exactly|only|just|simply|therefore|thus|then|now|also|"
     r"probably|that|is|be|the|total|of|equals?|equal|to|it|usd?|eur|gbp|rs|inr|cad|aud|final|answer|minus|negative|"
-    r"[a-z]|\w+(?=\s?[=:]))\b)*+"
+    r"[a-z]|\w+(?=\s?[=:]))\b)*)"
 )
 _HEADING = re.compile(r"[\s*]*(?:(?:step|part|case|question|problem|section|day|week|method)\b|\d\d?[.)]\s+[a-z])")
 _NO_ANSWER = re.compile(r"\W*(?:nan|inf|infinity|unknown|undefined|none|null|n/a|no|not|cannot|can't)\b")
