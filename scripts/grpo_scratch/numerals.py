@@ -50,8 +50,8 @@ _PARTS = re.compile(r"(?<=\d) and (?:a|one)[ -](half|third|quarter)\b")
 _SPELLED = re.compile(rf"(?<![\w-])(?<!no )(?!{_PRONOUN})(?:{_WORD})(?:(?:\s|-|\sand\s)(?:{_WORD})){{0,8}}\b")
 
 DIGIT = re.compile(r"\d")
-# Groups that give nothing back are written (?>...): before 3.11.5 Python takes a possessive (...)*+ wrongly where the group
-# itself can be read in several ways (python/cpython#106052).
+# Groups that give nothing back are written (?>...): before 3.11.5 Python takes a possessive (...)*+ wrongly where the
+# group itself can be read in several ways (python/cpython#106052).
 NUMBER = re.compile(
     r"""(?=[\d.])(?:(?<![a-z0-9^])|(?:(?<=\b(?:usd|eur|gbp|inr|cad|aud|chf|cny|rmb))|(?<=\br[sm]))(?=\d))(?:
       (?P<mixed>\d{1,9}+\ {1,2}(?:and\ )?\d{1,3}+\s?/\s?\d{1,4}+(?!\d))
