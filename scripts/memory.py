@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from scripts.settings import SettingsError
 
 GIB = 2**30
-# Measured on an H200 with vLLM 0.26: CUDA's context and libraries, and what an engine keeps in its sleep.
+# Guesses, not measured: CUDA's context and libraries, and what an engine keeps in its sleep.
 CONTEXT, ASLEEP = 1.0, 1.0
 EXPANDABLE = "expandable_segments:True"
 

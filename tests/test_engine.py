@@ -319,13 +319,11 @@ def test_both_engines_draw_the_same_completions(demo_model, tokenizer, questions
     """On a CPU, where both take their random numbers from torch: two programs, one sampling."""
     if not importlib.util.find_spec("vllm"):
         pytest.skip("vLLM is not installed here")
-    both = [
-        rollout(
-            build_engine(demo_model, SimpleNamespace(name=name, memory_gib=1.0), 256, 64, "fp32"),
-            tokenizer, questions, "", Sampling(4, MAX_TOKENS, temperature=0.8, top_p=0.9, top_k=40, seed=5),
-        )
-        for name in ("vllm", "transformers")
-    ]  # fmt: skip
+    both, sampling = [], Sampling(4, MAX_TOKENS, temperature=0.8, top_p=0.9, top_k=40, seed=5)
+    for name in ("vllm", "transformers"):
+        engine = build_engine(demo_model, SimpleNamespace(name=name, memory_gib=1.0), 256, 64, "fp32")
+        both.append(rollout(engine, tokenizer, questions, "", sampling))
+        engine.close()
     same = [ours.completion.token_ids == theirs.completion.token_ids for ours, theirs in zip(*both, strict=True)]
     assert sum(same) >= 22  # of 24: a tie that rounding decides may part two of them
 

@@ -99,7 +99,7 @@ def train(
     weights = settings["grpo"]["reward_weights"]
     draws = step_questions(len(questions), cfg.prompts_per_step, cfg.steps, cfg.seed)
     gc.collect()
-    gc.freeze()  # what stands so far stays; looking through it again and again took a quarter of a rollout on an H200
+    gc.freeze()  # what stands so far stays, so a rollout's many small objects need not have it looked through again
     for step, draw in enumerate(draws[done:], start=done + 1):
         # 1. Sample: G completions of each of P questions, B = P x G sequences.
         with clock("rollout"):
@@ -175,7 +175,6 @@ def train(
     ledger = {"predicted": memory | {"total": peak(memory, sleeps)}, "measured": measured}
     record.finish("scripts.grpo_scratch.train", values, {}, whole(model), tokenizer, model_dir, data_dir, ledger)
     checkpoints.remove()
-    engine.close()
 
 
 def build_policy(model_dir: Path, cfg: Any, device: torch.device) -> tuple["Model", PreTrainedModel | None]:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import torch
 from datasets import Dataset
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoTokenizer, PrinterCallback, TrainerCallback
+from transformers import AutoTokenizer, PrinterCallback, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from scripts import ranks
@@ -74,12 +74,8 @@ def sequences_per_micro_batch(sequences: int, longest: int, max_tokens: int) -> 
     return max(fitting, default=1)
 
 
-def trl_config(settings: dict[str, Any], max_length: int, out: Path, sleeps: bool = False) -> GRPOConfig:
-    """config.yaml's names -> TRL's. What is not named here is at TRL's default.
-
-    Args:
-        sleeps: the engine gives its memory up while the policy learns.
-    """
+def trl_config(settings: dict[str, Any], max_length: int, out: Path) -> GRPOConfig:
+    """config.yaml's names -> TRL's. What is not named here is at TRL's default."""
     run = namespace(settings)
     cfg = run.grpo
     sequences = cfg.prompts_per_step * cfg.group_size // cfg.processes
@@ -93,7 +89,6 @@ def trl_config(settings: dict[str, Any], max_length: int, out: Path, sleeps: boo
             "vllm_mode": "colocate",
             "vllm_gpu_memory_utilization": run.engine.memory_gib * 2**30 / torch.cuda.mem_get_info()[1],
             "vllm_max_model_length": max_length,
-            "vllm_enable_sleep_mode": sleeps,
             "vllm_importance_sampling_correction": cfg.importance_correction != "none",
         }
         if cfg.importance_correction != "none":
@@ -443,19 +438,17 @@ def train(
     )
 
     run = namespace(settings)
-    micro_batch = sequences_per_micro_batch(
-        cfg["prompts_per_step"] * cfg["group_size"] // cfg["processes"], longest, cfg["max_tokens_per_micro_batch"]
-    )
-    logits = micro_batch * cfg["max_completion_tokens"] * AutoConfig.from_pretrained(model_dir).vocab_size
+    args = trl_config(settings, longest, checkpoints.folder)
+    logits = args.per_device_train_batch_size * cfg["max_completion_tokens"] * len(tokenizer)
     memory = predict(model_dir, run.grpo, run.engine.memory_gib, logits)
-    sleeps = engine_sleeps(run.engine, run.grpo, memory)
+    args.vllm_enable_sleep_mode = sleeps = engine_sleeps(run.engine, run.grpo, memory)
 
     clock = Clock()
     torch.manual_seed(cfg["seed"])  # of the adapters, which TRL makes before it sets its seed
     with engine_start_for_people(run.engine.memory_gib):
         trainer = ObservedGRPOTrainer(
             model=str(model_dir),
-            args=trl_config(settings, longest, checkpoints.folder, sleeps),
+            args=args,
             train_dataset=dataset,
             processing_class=tokenizer,
             peft_config=lora_config(cfg["lora_rank"], cfg["lora_alpha"]) if cfg["lora_rank"] else None,
