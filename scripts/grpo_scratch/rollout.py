@@ -194,7 +194,7 @@ class VLLMEngine:
             os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", str(max(1, round(memory_gib))))
         import vllm
 
-        from scripts.grpo_scratch.scheduler import RolloutScheduler
+        from scripts.grpo_scratch.scheduler import RolloutScheduler, take_several
 
         before = in_use()
         self._stop = stop_token_ids(model_dir)
@@ -220,6 +220,7 @@ class VLLMEngine:
                 "Unset VLLM_ENABLE_V1_MULTIPROCESSING, or set it to 0, and start again."
             )
         self._runner = self._llm.llm_engine.model_executor.driver_worker.worker.model_runner
+        take_several(self._runner)
         self._sleeps = sleeps
         self._asleep = self._said = False
         self.gib = in_use() - before  # on the device, awake

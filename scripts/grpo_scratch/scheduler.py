@@ -1,25 +1,74 @@
-"""A shortcut through vLLM's scheduler: between two completions that end, a rollout has nothing to decide.
+"""A shortcut through vLLM: between two completions that end, a rollout has nothing to decide.
 
-vLLM's scheduler looks at each request before each token: does it still fit, may it be served, does another wait? On a
-small model it is Python, not the GPU, that takes the time (H200, 0.5B, 64 sequences: 2.8 ms a token, 2.3 with the
-shortcut; benchmarks/README.md). In a rollout all sequences are there from the start, so their memory is set
-aside once, and as long as none ends and none waits a step is: everyone one token more. All else goes vLLM's own way.
+vLLM looks at each request before and after each token: does it still fit, may it be served, does another wait, has it
+ended? On a small model it is Python, not the GPU, that takes the time (benchmarks/README.md). In a rollout all
+sequences are there from the start, so their memory is set aside once, and as long as none waits a step is: everyone up
+to 16 tokens more. What a sequence draws after its end is dropped. All else goes vLLM's own way.
 
-vLLM takes a scheduler class as an engine argument (`scheduler_cls`); tested with 0.26 and 0.31, read for 0.22.
+vLLM takes a scheduler class as an engine argument (`scheduler_cls`); `take_several` tells its model runner what such a
+step means. Tested with vLLM 0.26 and 0.31, read for 0.22.
 """
 
+from itertools import chain
 from typing import Any
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import CachedRequestData, SchedulerOutput
-from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
 from vllm.v1.request import Request
 
 LOGPROBS = "logprobs"
+TOKENS = 16  # of each sequence in a steady step, at most: the GPU works on one while Python looks at the one before
 
 
 class SteadyStep(SchedulerOutput):
     """One token more for each of the sequences of the step before, or of those that have not ended since."""
+
+    further: "list[SteadyStep]"  # the same for each of the tokens after that one
+
+
+class SteadyOutput(AsyncModelRunnerOutput):
+    """What a `SteadyStep` brings, on its way from the GPU.
+
+    Args:
+        tokens: vLLM's output for each of the tokens.
+    """
+
+    def __init__(self, tokens: list[Any]):
+        self._tokens = tokens
+
+    def get_output(self) -> ModelRunnerOutput:
+        """The first token's output with the tokens of all, and with their log-probs as `drawn`: (B, tokens) or None."""
+        outputs = [o.get_output() if isinstance(o, AsyncModelRunnerOutput) else o for o in self._tokens]
+        first, rows = outputs[0], zip(*(o.sampled_token_ids for o in outputs), strict=True)
+        first.sampled_token_ids = [list(chain(*row)) for row in rows]
+        first.drawn = None
+        if first.logprobs is not None:
+            first.drawn = list(zip(*(o.logprobs.logprobs[:, 0].tolist() for o in outputs), strict=True))
+            first.logprobs = None
+        return first
+
+
+def take_several(runner: Any) -> None:
+    """Have vLLM's model runner take all tokens of a `SteadyStep`, one after the other."""
+    execute, sample = runner.execute_model, runner.sample_tokens
+    steps: list[SteadyStep] = []
+
+    def execute_model(step: SchedulerOutput, *args: Any, **kwargs: Any) -> Any:
+        steps[:] = [step, *step.further] if isinstance(step, SteadyStep) else []
+        return execute(step, *args, **kwargs)
+
+    def sample_tokens(*args: Any, **kwargs: Any) -> Any:
+        output = sample(*args, **kwargs)
+        if not steps:
+            return output
+        tokens = [output]
+        for step in steps[1:]:
+            execute(step)
+            tokens.append(sample(*args, **kwargs))
+        return SteadyOutput(tokens)
+
+    runner.execute_model, runner.sample_tokens = execute_model, sample_tokens
 
 
 class RolloutScheduler(AsyncScheduler):
@@ -36,51 +85,58 @@ class RolloutScheduler(AsyncScheduler):
         self._scheduled: dict[str, int] = {}  # tokens by request, in the step before
         self._reserved: set[str] = set()  # requests that have all the memory that they may need
         self._stop: set[int] = set()  # tokens that may end one of them
-        self._held: dict[str, list[tuple[ModelRunnerOutput, int]]] = {}  # outputs not handed on, and the request's row
-        self._logprobs: dict[str, list[float]] = {}  # of the tokens handed on
+        self._held: dict[str, list[int]] = {}  # tokens of a request that were not handed on
+        self._logprobs: dict[str, list[float]] = {}  # of all its tokens so far
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
         """The next step."""
         if not self.running:  # nothing is left of requests that were aborted
             for state in (self._reserved, self._held, self._logprobs):
                 state.clear()
-        new_blocks = self._reserve() if self._plain and self._nothing_to_decide() else None
-        step = super().schedule(*args, **kwargs) if new_blocks is None else self._steady_step(new_blocks)
+        tokens = self._undecided() if self._plain else 0
+        new_blocks = self._reserve() if tokens else None
+        if new_blocks is None:
+            step = super().schedule(*args, **kwargs)
+        else:
+            step = self._steady_step(new_blocks)
+            step.further = [self._steady_step({}) for _ in range(tokens - 1)]
         self._scheduled = step.num_scheduled_tokens
         return step
 
     def update_from_output(self, step: SchedulerOutput, output: ModelRunnerOutput) -> Any:
         """Take in a step's tokens."""
         if isinstance(step, SteadyStep):
+            taken = 1 + len(step.further)
+            step.num_scheduled_tokens = dict.fromkeys(step.num_scheduled_tokens, taken)
             index, tokens = output.req_id_to_index, output.sampled_token_ids
             rows = [(self.requests[id], index[id]) for id in step.num_scheduled_tokens if id in self.requests]
-            if not any(tokens[row][0] in self._stop for _, row in rows):
+            if all(self._stop.isdisjoint(tokens[row]) for _, row in rows):
                 for request, row in rows:
-                    request.append_output_token_ids(tokens[row][0])
-                    request.num_output_placeholders -= 1
+                    request.append_output_token_ids(tokens[row])
+                    request.num_output_placeholders -= taken
                     if hasattr(request, "num_in_flight_tokens"):  # not in vLLM 0.22
-                        request.num_in_flight_tokens -= 1
-                    self._held.setdefault(request.request_id, []).append((output, row))
+                        request.num_in_flight_tokens -= taken
+                    self._held.setdefault(request.request_id, []).extend(tokens[row])
+                    if output.drawn:
+                        self._logprobs[request.request_id].extend(output.drawn[row])
                 return {}
         outputs = super().update_from_output(step, output)
         for of_client in outputs.values():
             for one in of_client.outputs:
-                self._hand_on(one)
+                self._hand_on(one, output)
         return outputs
 
     def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
         self._reserved.discard(request.request_id)  # it loses its blocks
         return super()._preempt_request(request, *args, **kwargs)
 
-    def _nothing_to_decide(self) -> bool:
-        """Nobody waits, and everyone has been decoding and will not reach its last token in this step."""
+    def _undecided(self) -> int:
+        """Tokens for which nobody waits and everyone goes on decoding, its last token not reached; 0: decide now."""
         running, waiting = self.get_request_counts()
-        return bool(running and not waiting) and all(
-            r.request_id in self._scheduled
-            and not r.is_prefill_chunk
-            and r.num_tokens + r.num_output_placeholders + 1 < self._limit(r)
-            for r in self.running
-        )
+        if waiting or not all(r.request_id in self._scheduled and not r.is_prefill_chunk for r in self.running):
+            return 0
+        left = [self._limit(r) - 1 - r.num_tokens - r.num_output_placeholders for r in self.running]
+        return max(0, min([TOKENS, *left])) if running else 0
 
     def _limit(self, request: Request) -> int:
         """Tokens of the prompt and of the longest completion."""
@@ -125,16 +181,16 @@ class RolloutScheduler(AsyncScheduler):
         self._update_after_schedule(step)
         return step
 
-    def _hand_on(self, one: Any) -> None:
-        """Put what was held back of a request before its output of this step; log-probs wait for its end."""
-        held = self._held.pop(one.request_id, [])
-        one.new_token_ids = [output.sampled_token_ids[row][0] for output, row in held] + one.new_token_ids
-        if one.new_logprobs is None:
-            return
+    def _hand_on(self, one: Any, output: ModelRunnerOutput) -> None:
+        """Put what was held back of a request before its tokens of this step; log-probs wait for its end."""
+        drawn = getattr(output, "drawn", None)
         logprobs = self._logprobs.setdefault(one.request_id, [])
-        logprobs += [float(output.logprobs.logprobs[row, 0]) for output, row in held]
-        logprobs += one.new_logprobs.logprobs[:, 0].tolist()
-        one.new_logprobs = None
+        if drawn:
+            logprobs += drawn[output.req_id_to_index[one.request_id]][: len(one.new_token_ids)]
+        elif one.new_logprobs is not None:
+            logprobs += one.new_logprobs.logprobs[:, 0].tolist()
+            one.new_logprobs = None
+        one.new_token_ids = self._held.pop(one.request_id, []) + one.new_token_ids
         if one.finish_reason is not None:
             # the one field that vLLM passes to the request's output as it is
             one.kv_transfer_params = {LOGPROBS: self._logprobs.pop(one.request_id)}
