@@ -66,10 +66,10 @@ def chosen_runs(names: list[str], config: Path, overrides: list[str], steps: int
     return runs
 
 
-def train(settings: dict[str, Any], model: Path, data: Path, kept: Path) -> float:
+def train(settings: dict[str, Any], model: Path, data: Path, kept: Path, chance: bool = False) -> float:
     """One training in a process and a fresh folder of its own; keeps `kept`.csv, .json and .log.
 
-    In its folder it finds no checkpoint, from which it would go on.
+    In its folder it finds no checkpoint, from which it would go on. Rewards may be drawn by `chance`.
 
     Returns:
         The most memory in use on the GPU meanwhile (GiB), without what was in use before; 0 without a GPU.
@@ -79,7 +79,8 @@ def train(settings: dict[str, Any], model: Path, data: Path, kept: Path) -> floa
     environment = {**defaults, "VLLM_CACHE_ROOT": str(ROOT / ".cache" / "vllm"), **os.environ, "PYTHONPATH": str(ROOT)}
     log, metrics, manifest = (kept.with_name(f"{kept.name}.{ending}") for ending in ("log", "csv", "json"))
     with tempfile.TemporaryDirectory(dir=kept.parent) as folder:
-        command = [sys.executable, "-m", MODULES[settings["trainer"]], "--run", settings["run"], "--out", "out"]
+        command = [sys.executable, "-m", *["benchmarks.chance"] * chance, MODULES[settings["trainer"]]]
+        command += ["--run", settings["run"], "--out", "out"]
         command += ["--model", str(model.resolve()), "--data", str(data.resolve()), "--settings", as_text(settings)]
         with log.open("w", encoding="utf-8") as file, gpu_memory() as most:
             done = subprocess.run(command, cwd=folder, env=environment, stdout=file, stderr=subprocess.STDOUT)
@@ -148,6 +149,7 @@ def main() -> None:
     parser.add_argument(
         "--set", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help="such as grpo.beta=0.1"
     )
+    parser.add_argument("--chance", action="store_true", help="rewards by chance, for a model that earns nothing")
     parser.add_argument("--out", type=Path, required=True, help="benchmarks/results/<name>")
     args = parser.parse_args()
     if min(args.steps, args.repeats) < 1:
@@ -161,7 +163,7 @@ def main() -> None:
     turns = [(repeat, name) for repeat in range(1, args.repeats + 1) for name in runs]
     print(f"{len(turns)} trainings ({', '.join(runs)} in turns) of {WARM_UP} + {args.steps} steps", flush=True)
     for repeat, name in tqdm(turns, unit="training"):
-        peaks[name].append(train(runs[name], args.model, args.data, args.out / f"{name}-{repeat}"))
+        peaks[name].append(train(runs[name], args.model, args.data, args.out / f"{name}-{repeat}", args.chance))
         rows[name].append(pd.read_csv(args.out / f"{name}-{repeat}.csv").iloc[WARM_UP:])
 
     bandwidth = measured_bandwidth()

@@ -188,3 +188,11 @@ def test_a_random_model_is_a_prepared_model(demo_model, tmp_path, monkeypatch):
     assert json.loads((tmp_path / "random" / "config.json").read_text())["dtype"] == "bfloat16"
     for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
         assert (tmp_path / "random" / name).read_bytes() == (demo_model / name).read_bytes()
+
+
+def test_by_chance_a_model_that_gets_nothing_right_learns(demo_model, demo_data, tmp_path):
+    arguments = ["--model", demo_model, "--data", demo_data, "--steps", 1, "--repeats", 1, "--chance"]
+    run_module("benchmarks.step_time", *arguments, "--set", *SMALL, "grpo.group_size=8", "--out", tmp_path / "out")
+    for run in MODULES:
+        metrics = pd.read_csv(tmp_path / "out" / f"{run}-1.csv")
+        assert metrics["accuracy"].between(0.1, 0.9).all() and (metrics["grad_norm"] > 0).all()

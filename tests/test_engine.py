@@ -19,6 +19,7 @@ from scripts.grpo_scratch.rollout import (
     stop_token_ids,
     sync_weights_to_vllm,
 )
+from scripts.memory import GIB
 from scripts.prepared import ModelFilesError, read_rows
 from scripts.settings import SettingsError
 
@@ -194,6 +195,20 @@ def test_an_engine_that_cannot_wake_says_what_to_lower(engine, model, calls, mon
         sync_weights_to_vllm(model, engine)
     monkeypatch.setattr(engine._llm, "wake_up", wake)
     sync_weights_to_vllm(model, engine)
+
+
+def test_an_engine_larger_than_what_is_free_names_the_setting(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (int(3.1 * GIB), int(31.4 * GIB)))
+    for too_much in (6.0, 160.0):
+        said = (
+            f"engine.memory_gib: the engine was to take {too_much:g} GiB, and 3.1 were free. Lower it, or end what else"
+        )
+        with pytest.raises(SettingsError, match=said):
+            with engine_start_for_people(too_much):
+                pytest.fail("the engine was started")
+    with engine_start_for_people(3.0):
+        pass
 
 
 @pytest.mark.parametrize(

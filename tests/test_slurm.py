@@ -17,7 +17,8 @@ import pytest
 from test_pipeline import ROOT, RUNS, SMALL, clone, metrics_rows, snakemake, started
 
 STEPS = 20  # enough to cancel a training half way
-CONFIG = {**SMALL, "grpo": {**SMALL["grpo"], "steps": STEPS}}
+# vLLM takes long to start, and is the same in a job.
+CONFIG = {**SMALL, "grpo": {**SMALL["grpo"], "steps": STEPS}, "engine": {"name": "transformers"}}
 COMMAND = [
     "--profile", "workflow/profiles/slurm", "all", "--config", "scale=demo",
     "--slurm-init-seconds-before-status-checks", "1",  # the profile's looks at its jobs suit trainings of hours

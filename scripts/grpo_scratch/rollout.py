@@ -7,6 +7,7 @@ Both engines keep their own copy of the weights, so training must push its weigh
 import gc
 import hashlib
 import importlib.util
+import math
 import os
 import time
 from collections.abc import Iterable, Iterator
@@ -316,20 +317,23 @@ def on_cuda(memory_gib: float, max_sequences: int, sleeps: bool) -> dict[str, An
 
 @contextmanager
 def engine_start_for_people(memory_gib: float) -> Iterator[None]:
-    """vLLM's ways of saying that the device is too full, or its own share too small, with the setting to change.
+    """A device that is too full for vLLM, or a share of it that is too small, with the setting to change.
 
     A plain "out of memory" may be the policy's; `errors_for_people` has words for it.
     """
-    free = torch.cuda.mem_get_info()[0] / GIB if torch.cuda.is_available() else 0.0
+    free = torch.cuda.mem_get_info()[0] / GIB if torch.cuda.is_available() else math.inf
+    too_large = (
+        f"engine.memory_gib: the engine was to take {memory_gib:g} GiB, and {free:.1f} were free. Lower it, or end "
+        "what else holds the GPU (nvidia-smi names it)"
+    )
+    if memory_gib > free:  # where it is more than the whole device, vLLM speaks of shares alone
+        raise SettingsError(too_large)
     try:
         yield
     except (ValueError, RuntimeError) as error:
         said = first_line(error)
-        if "desired GPU memory utilization" in said:
-            raise SettingsError(
-                f"engine.memory_gib: the engine was to take {memory_gib:g} GiB, and {free:.1f} were free. Lower it, or "
-                f"end what else holds the GPU (nvidia-smi names it). vLLM said: {said}"
-            ) from error
+        if "desired GPU memory utilization" in said:  # TRL has loaded its policy by then
+            raise SettingsError(f"{too_large}. vLLM said: {said}") from error
         if "cache blocks" in said or "KV cache" in said:
             raise SettingsError(
                 f"engine.memory_gib: {memory_gib:g} GiB hold the weights, but not the keys and values of one sequence. "

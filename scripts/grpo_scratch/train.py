@@ -86,7 +86,10 @@ def train(
     updates = cfg.updates_per_batch
     warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step")  # a first step without a gradient
     schedule = get_scheduler(cfg.lr_schedule, optimizer, cfg.warmup_steps * updates, cfg.steps * updates)
-    autocast = torch.autocast(device.type, torch.bfloat16, enabled=cfg.precision == "bf16")
+    # With checkpointing a copy of all weights in bf16 would be kept from forward pass to its end for nothing.
+    autocast = torch.autocast(
+        device.type, torch.bfloat16, enabled=cfg.precision == "bf16", cache_enabled=not cfg.gradient_checkpointing
+    )
 
     resumed = checkpoints.newest()
     done = restore(resumed, model, optimizer, schedule) if resumed else 0
@@ -218,8 +221,11 @@ def rehearse(
     completion = min(cfg.max_completion_tokens, length - 1)
     tokens = [0] * completion
     sample = Sample({}, [0] * (length - completion), Completion(tokens, [0.0] * completion, False), "")
-    # AdamW's two moments come with the first step, and the second needs them beside everything else.
+    # AdamW's two moments come with the first step, and the second needs them beside everything else. Gradients that are
+    # there already do not count as something else.
     moments = [] if optimizer.state else [torch.empty_like(p) for p in trainable(model) for _ in range(2)]
+    for parameter in trainable(model):
+        parameter.grad = torch.zeros_like(parameter)
     batch = collate([sample] * count, torch.ones(count), 0, device)
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
@@ -228,7 +234,7 @@ def rehearse(
     kept = torch.cuda.memory_allocated()
     logprobs.sum().backward()
     most = torch.cuda.max_memory_allocated()
-    model.zero_grad()
+    optimizer.zero_grad()
     del moments
     return {"activations": (kept - before) / GIB, "logits": (most - kept) / GIB}
 
