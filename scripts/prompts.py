@@ -1,5 +1,6 @@
 """The prompt: the same text in warm start, training and evaluation."""
 
+import math
 from pathlib import Path
 
 from jinja2 import TemplateError
@@ -35,6 +36,22 @@ def prompt_text(tokenizer: PreTrainedTokenizerBase, question: str, instruction: 
         ) from error
 
 
+def within_context(
+    model_dir: Path, tokenizer: PreTrainedTokenizerBase, questions: list[dict[str, str]], instruction: str
+) -> list[dict[str, str]]:
+    """Questions to train on: those whose prompt the model's context holds. Names the others, if they are not all."""
+    context, lengths = context_and_lengths(model_dir, tokenizer, questions, instruction)
+    fitting = [q for q, length in zip(questions, lengths, strict=True) if length < context]
+    if 0 < len(fitting) < len(questions):
+        names = [q["id"] for q, length in zip(questions, lengths, strict=True) if length >= context]
+        print(
+            f"{len(names)} of {len(questions)} questions are not trained on, as the prompt alone fills the context of "
+            f"{model_dir} ({context} tokens): {', '.join(names[:10])}{', ...' if len(names) > 10 else ''}",
+            flush=True,
+        )
+    return fitting or questions
+
+
 def longest_sequence(
     model_dir: Path,
     tokenizer: PreTrainedTokenizerBase,
@@ -56,16 +73,8 @@ def longest_sequence(
                 f"{model_dir} names no eos_token; set it in its tokenizer_config.json (source: local)."
             )
         tokenizer.pad_token = tokenizer.eos_token
-    try:
-        config = AutoConfig.from_pretrained(model_dir)
-    except ValueError as error:
-        raise ModelFilesError(f"{model_dir} cannot be loaded: {str(error).splitlines()[0]}") from error
-    context = getattr(config, "max_position_embeddings", None)
-    texts = [prompt_text(tokenizer, q["question"], instruction) for q in questions]
-    lengths = list(map(len, tokenizer(texts, add_special_tokens=False)["input_ids"]))
+    context, lengths = context_and_lengths(model_dir, tokenizer, questions, instruction)
     prompt = max(lengths)
-    if context is None:  # a state-space model has no bound
-        return prompt + max_completion_tokens
     if prompt >= context:
         longest = questions[lengths.index(prompt)]
         raise SettingsError(
@@ -78,3 +87,16 @@ def longest_sequence(
             f"into the context of {model_dir} ({context} tokens); lower it to at most {context - prompt}"
         )
     return prompt + max_completion_tokens
+
+
+def context_and_lengths(
+    model_dir: Path, tokenizer: PreTrainedTokenizerBase, questions: list[dict[str, str]], instruction: str
+) -> tuple[float, list[int]]:
+    """Tokens that the model's context holds (inf: a state-space model has no bound), and those of each prompt."""
+    try:
+        config = AutoConfig.from_pretrained(model_dir)
+    except ValueError as error:
+        raise ModelFilesError(f"{model_dir} cannot be loaded: {str(error).splitlines()[0]}") from error
+    texts = [prompt_text(tokenizer, q["question"], instruction) for q in questions]
+    lengths = list(map(len, tokenizer(texts, add_special_tokens=False)["input_ids"]))
+    return getattr(config, "max_position_embeddings", None) or math.inf, lengths

@@ -8,7 +8,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from scripts.prepared import ModelFilesError
-from scripts.prompts import longest_sequence, prompt_text
+from scripts.prompts import longest_sequence, prompt_text, within_context
 from scripts.settings import SettingsError
 
 QUESTIONS = [{"id": "train-00000", "question": "2 + 2?"}, {"id": "train-00007", "question": "3 apples and 4 apples?"}]
@@ -56,6 +56,18 @@ def test_a_prompt_that_fills_the_context_is_named(model):
         SettingsError, match=r"train-00042: the prompt alone has \d{3,} tokens, the context .* 256; take"
     ):
         longest(model, questions)
+
+
+def test_what_is_too_long_for_the_model_is_named_and_not_trained_on(model, capsys):
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    long = [{"id": f"train-{i:05}", "question": 300 * "apple "} for i in range(12)]
+    assert within_context(model, tokenizer, [long[0], *QUESTIONS, *long[1:]], "") == QUESTIONS
+    said = capsys.readouterr().out
+    assert said.startswith(f"12 of {12 + len(QUESTIONS)} questions are not trained on, as the prompt alone fills the")
+    assert "(256 tokens): train-00000, train-00001, " in said and said.endswith("train-00009, ...\n")
+    assert within_context(model, tokenizer, QUESTIONS, "") == QUESTIONS
+    assert within_context(model, tokenizer, long, "") == long  # which `longest_sequence` then stops at
+    assert capsys.readouterr().out == ""
 
 
 def test_a_model_without_a_bound_takes_any_length(model, monkeypatch):

@@ -107,6 +107,15 @@ class Engine(Sampler, Protocol):
         """Give the device's memory back until the next push; an engine that was not built to sleep stays as it is."""
         ...
 
+    def wake(self, part: str) -> None:
+        """Take the memory of `part` back, `weights` or `kv_cache`, where the engine sleeps. A push does so itself: what
+        was in that memory is gone.
+
+        Raises:
+            OwnStop: there is no room.
+        """
+        ...
+
     def close(self) -> None:
         """Give everything back, for good."""
         ...
@@ -239,7 +248,7 @@ class VLLMEngine:
                 yield name, weight
 
         # First the memory for the weights, then the weights; the cache comes last, when the copies are gone.
-        self._wake("weights")
+        self.wake("weights")
         if torch.cuda.is_available():
             self._runner.model.load_weights(watched())
         else:
@@ -252,7 +261,7 @@ class VLLMEngine:
         # Cached keys and values of prompts were computed with the old weights.
         if not self._llm.reset_prefix_cache():
             raise RuntimeError("vLLM could not drop its prefix cache: requests were still running during the push")
-        self._wake("kv_cache")
+        self.wake("kv_cache")
 
     def _check(self, pushed: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Hold pushed weights against the engine's own, where it keeps one under the same name and unpacked."""
@@ -280,7 +289,7 @@ class VLLMEngine:
                 "unset PYTORCH_ALLOC_CONF and PYTORCH_CUDA_ALLOC_CONF, or set engine.sleep: never"
             )
 
-    def _wake(self, part: str) -> None:
+    def wake(self, part: str) -> None:
         if not self._asleep:
             return
         torch.cuda.empty_cache()  # what the trainer has freed but keeps for itself
@@ -371,6 +380,9 @@ class TransformersEngine:
 
     def sleep(self) -> None:
         """Its weights are all that it has; they stay."""
+
+    def wake(self, part: str) -> None:
+        """It never sleeps."""
 
     def close(self) -> None:
         del self._model

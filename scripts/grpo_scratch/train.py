@@ -46,7 +46,7 @@ from scripts.grpo_scratch.rollout import (
 from scripts.lora import has_adapters, lora_config, trainable, whole
 from scripts.memory import GIB, engine_sleeps, peak, predict, sizes
 from scripts.prepared import ModelFilesError, read_rows, verify
-from scripts.prompts import longest_sequence, prompt_text
+from scripts.prompts import longest_sequence, prompt_text, within_context
 from scripts.run_record import Clock, Following, RunRecord, WeightsMoved, prompts_digest, step_questions
 from scripts.scoring import Scoring
 from scripts.settings import namespace
@@ -70,8 +70,8 @@ def train(
 
     verify(model_dir)
     checkpoints = Checkpoints(settings, "scripts.grpo_scratch.train", model_dir, data_dir, checkpoint_every)
-    questions = read_rows(data_dir / "train.jsonl")
     tokenizer = AutoTokenizer.from_pretrained(model_dir)
+    questions = within_context(model_dir, tokenizer, read_rows(data_dir / "train.jsonl"), instruction)
     validation = Validation(data_dir, settings, tokenizer)
     longest = longest_sequence(
         model_dir, tokenizer, questions + validation.questions, instruction, cfg.max_completion_tokens

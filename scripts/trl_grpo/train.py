@@ -31,7 +31,7 @@ from scripts.grpo_scratch.rollout import (
 from scripts.lora import lora_config, whole
 from scripts.memory import engine_sleeps, peak, predict, sizes
 from scripts.prepared import read_rows, verify
-from scripts.prompts import TEMPLATE_OPTIONS, longest_sequence, messages
+from scripts.prompts import TEMPLATE_OPTIONS, longest_sequence, messages, within_context
 from scripts.run_record import Clock, Following, RunRecord, WeightsMoved, prompts_digest, step_questions
 from scripts.scoring import Scoring
 from scripts.settings import namespace
@@ -425,8 +425,8 @@ def train(
         os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"  # not cpu:0, onto which torch cannot load a checkpoint
     verify(model_dir)
     checkpoints = Checkpoints(settings, "scripts.trl_grpo.train", model_dir, data_dir, checkpoint_every)
-    questions = read_rows(data_dir / "train.jsonl")
     tokenizer = AutoTokenizer.from_pretrained(model_dir)
+    questions = within_context(model_dir, tokenizer, read_rows(data_dir / "train.jsonl"), instruction)
     draws = step_questions(len(questions), cfg["prompts_per_step"], cfg["steps"], cfg["seed"])
     drawn = [questions[i] for draw in draws for i in draw]
     dataset = Dataset.from_list(
