@@ -6,7 +6,7 @@ sequences are there from the start, so their memory is set aside once, and as lo
 to 16 tokens more. What a sequence draws after its end is dropped. All else goes vLLM's own way.
 
 vLLM takes a scheduler class as an engine argument (`scheduler_cls`); `take_several` tells its model runner what such a
-step means. Tested with vLLM 0.26 and 0.31, read for 0.22.
+step means. Run with vLLM 0.26 on a GPU and 0.31 on a CPU; read for 0.22, and for 0.31 on a GPU.
 """
 
 from itertools import chain
@@ -50,7 +50,11 @@ class SteadyOutput(AsyncModelRunnerOutput):
 
 
 def take_several(runner: Any) -> None:
-    """Have vLLM's model runner take all tokens of a `SteadyStep`, one after the other."""
+    """Have vLLM's model runner take all tokens of a `SteadyStep`, one after the other.
+
+    vLLM's GPU runner keeps two of each buffer, for two steps in flight, where up to 32 tokens are now. So from one token
+    of a step to the next nothing may change but what grows: no request comes, none goes, none gets other settings.
+    """
     execute, sample = runner.execute_model, runner.sample_tokens
     steps: list[SteadyStep] = []
 
@@ -66,7 +70,8 @@ def take_several(runner: Any) -> None:
         for step in steps[1:]:
             execute(step)
             tokens.append(sample(*args, **kwargs))
-        return SteadyOutput(tokens)
+        steady = SteadyOutput(tokens)
+        return steady if isinstance(output, AsyncModelRunnerOutput) else steady.get_output()
 
     runner.execute_model, runner.sample_tokens = execute_model, sample_tokens
 
@@ -80,9 +85,15 @@ class RolloutScheduler(AsyncScheduler):
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
-        # One kind of attention for all layers, and a cache that may hold what it held; other models go vLLM's way.
-        self._plain = len(self.kv_cache_config.kv_cache_groups) == 1 and not self.needs_kv_cache_zeroing
-        self._scheduled: dict[str, int] = {}  # tokens by request, in the step before
+        # One kind of attention for all layers, a cache that may hold what it held, nobody else who decides on tokens;
+        # other models and settings go vLLM's way.
+        self._plain = (
+            len(self.kv_cache_config.kv_cache_groups) == 1
+            and not self.needs_kv_cache_zeroing
+            and not self.num_spec_tokens
+            and self.connector is None
+        )
+        self._scheduled: set[str] = set()  # requests of the step before
         self._reserved: set[str] = set()  # requests that have all the memory that they may need
         self._stop: set[int] = set()  # tokens that may end one of them
         self._held: dict[str, list[int]] = {}  # tokens of a request that were not handed on
@@ -90,7 +101,7 @@ class RolloutScheduler(AsyncScheduler):
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
         """The next step."""
-        if not self.running:  # nothing is left of requests that were aborted
+        if not self.requests:  # those that were aborted left something
             for state in (self._reserved, self._held, self._logprobs):
                 state.clear()
         tokens = self._undecided() if self._plain else 0
@@ -100,17 +111,19 @@ class RolloutScheduler(AsyncScheduler):
         else:
             step = self._steady_step(new_blocks)
             step.further = [self._steady_step({}) for _ in range(tokens - 1)]
-        self._scheduled = step.num_scheduled_tokens
+        self._scheduled = set(step.num_scheduled_tokens)
         return step
 
     def update_from_output(self, step: SchedulerOutput, output: ModelRunnerOutput) -> Any:
         """Take in a step's tokens."""
         if isinstance(step, SteadyStep):
             taken = 1 + len(step.further)
+            # vLLM takes these off the tokens in flight.
             step.num_scheduled_tokens = dict.fromkeys(step.num_scheduled_tokens, taken)
             index, tokens = output.req_id_to_index, output.sampled_token_ids
-            rows = [(self.requests[id], index[id]) for id in step.num_scheduled_tokens if id in self.requests]
-            if all(self._stop.isdisjoint(tokens[row]) for _, row in rows):
+            rows = [(self.requests[name], index[name]) for name in step.num_scheduled_tokens if name in self.requests]
+            # Who is no longer reserved was preempted, and what it drew since does not count.
+            if all(r.request_id in self._reserved and self._stop.isdisjoint(tokens[row]) for r, row in rows):
                 for request, row in rows:
                     request.append_output_token_ids(tokens[row])
                     request.num_output_placeholders -= taken
