@@ -52,8 +52,8 @@ class SteadyOutput(AsyncModelRunnerOutput):
 def take_several(runner: Any) -> None:
     """Have vLLM's model runner take all tokens of a `SteadyStep`, one after the other.
 
-    vLLM's GPU runner keeps two of each buffer, for two steps in flight, where up to 32 tokens are now. So from one token
-    of a step to the next nothing may change but what grows: no request comes, none goes, none gets other settings.
+    vLLM's GPU runner keeps two of each buffer, for two steps in flight, where up to 32 tokens are now. So within a step
+    nothing may change but what grows: no request comes, none goes, none gets other settings.
     """
     execute, sample = runner.execute_model, runner.sample_tokens
     steps: list[SteadyStep] = []
