@@ -8,6 +8,7 @@ torchrun starts them and torch.distributed connects them. In a single process ev
 import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from signal import SIGTERM
 from typing import TypeVar
 
 import torch
@@ -35,8 +36,8 @@ def launch(processes: str, module: str, *arguments: str) -> None:
     except SignalException as signal:
         sys.exit(128 + signal.sigval)
     except ChildFailedError as error:
-        # who was killed comes before who then lost touch
-        rank, failure = min(error.failures.items(), key=lambda item: item[1].exitcode)
+        # who was killed comes before who then lost touch, and both before whom torchrun then told to end
+        rank, failure = min(error.failures.items(), key=lambda item: (item[1].exitcode == -SIGTERM, item[1].exitcode))
         if failure.exitcode >= 0:
             sys.exit(failure.exitcode)  # it has said itself what was wrong
         number = -failure.exitcode
