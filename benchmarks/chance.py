@@ -11,7 +11,7 @@ from scripts.grpo_scratch import rewards
 
 
 def agrees(answer: rewards.Answer, gold: str, completion: rewards.Completion) -> bool:
-    """Takes the place of the grader's `agrees`: true for every other text, the same again for the same text."""
+    """Takes the place of the grader's `agrees`: true for about every other text, and again for the same text."""
     return hashlib.sha256(repr(completion).encode()).digest()[0] % 2 == 0
 
 

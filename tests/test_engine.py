@@ -254,7 +254,7 @@ def test_the_shortcut_changes_no_completion(engine, tokenizer, questions, steady
     sampling = Sampling(of_each, MAX_TOKENS, logprobs=logprobs, seed=3)
     short = [s.completion for s in rollout(engine, tokenizer, questions, "", sampling)]
     assert len(steady.taken) > MAX_TOKENS / 4
-    monkeypatch.setattr(steady.scheduler, "_undecided", lambda self: 0)
+    monkeypatch.setattr(steady.scheduler, "_tokens_ahead", lambda self: 0)
     assert [s.completion for s in rollout(engine, tokenizer, questions, "", sampling)] == short
 
 

@@ -104,7 +104,7 @@ class RolloutScheduler(AsyncScheduler):
         if not self.requests:  # those that were aborted left something
             for state in (self._reserved, self._held, self._logprobs):
                 state.clear()
-        tokens = self._undecided() if self._plain else 0
+        tokens = self._tokens_ahead() if self._plain else 0
         new_blocks = self._reserve() if tokens else None
         if new_blocks is None:
             step = super().schedule(*args, **kwargs)
@@ -143,8 +143,8 @@ class RolloutScheduler(AsyncScheduler):
         self._reserved.discard(request.request_id)  # it loses its blocks
         return super()._preempt_request(request, *args, **kwargs)
 
-    def _undecided(self) -> int:
-        """Tokens for which nobody waits and everyone goes on decoding, its last token not reached; 0: decide now."""
+    def _tokens_ahead(self) -> int:
+        """How many tokens more all can get before vLLM has to decide: nobody waits, all decode, none is at its end."""
         running, waiting = self.get_request_counts()
         if waiting or not all(r.request_id in self._scheduled and not r.is_prefill_chunk for r in self.running):
             return 0
