@@ -15,7 +15,8 @@ from scripts.settings import SettingsError
 
 GIB = 2**30
 # CUDA's context and libraries with what torch's allocator holds and cannot use, and what an engine keeps in its sleep.
-# On an H200 the first was 2.0 and 3.2 GiB in two trainings, the second 0.5 of 6.2.
+# The first is what the other parts of two trainings on an H200 left of the driver's figure, 2.0 and 3.2 GiB, roughly:
+# gradients were counted in part twice. The second was measured there: 0.5 of 6.2.
 CONTEXT, ASLEEP = 2.0, 0.5
 EXPANDABLE = "expandable_segments:True"
 
@@ -111,6 +112,11 @@ def sizes(model: torch.nn.Module, optimizer: Any, reference: torch.nn.Module | N
         "optimizer": gib(moments),
         "reference": gib(reference.parameters()) if reference is not None else 0.0,
     }
+
+
+def share_of_device(gib: float) -> float:
+    """`gib` as vLLM wants it (`gpu_memory_utilization`)."""
+    return gib * GIB / torch.cuda.mem_get_info()[1]
 
 
 def in_use() -> float:

@@ -239,11 +239,18 @@ def test_an_engine_that_does_not_fit_names_the_setting(vllm_said, said):
 
 @pytest.fixture
 def steady(monkeypatch):
-    """Counts the steps that take the shortcut."""
-    scheduler = pytest.importorskip("scripts.grpo_scratch.scheduler").RolloutScheduler
-    taken = []
-    step = scheduler._steady_step
-    monkeypatch.setattr(scheduler, "_steady_step", lambda self, blocks: (taken.append(1), step(self, blocks))[1])
+    """How many tokens each step took that went the shortcut."""
+    module = pytest.importorskip("scripts.grpo_scratch.scheduler")
+    scheduler, taken = module.RolloutScheduler, []
+    schedule = scheduler.schedule
+
+    def recorded(self, *args, **kwargs):
+        step = schedule(self, *args, **kwargs)
+        if isinstance(step, module.SteadyStep):
+            taken.append(1 + len(step.further))
+        return step
+
+    monkeypatch.setattr(scheduler, "schedule", recorded)
     return SimpleNamespace(scheduler=scheduler, taken=taken)
 
 
@@ -253,9 +260,43 @@ def steady(monkeypatch):
 def test_the_shortcut_changes_no_completion(engine, tokenizer, questions, steady, monkeypatch, of_each, logprobs):
     sampling = Sampling(of_each, MAX_TOKENS, logprobs=logprobs, seed=3)
     short = [s.completion for s in rollout(engine, tokenizer, questions, "", sampling)]
-    assert len(steady.taken) > MAX_TOKENS / 4
+    assert sum(steady.taken) > MAX_TOKENS / 4 and max(steady.taken) > 1
     monkeypatch.setattr(steady.scheduler, "_tokens_ahead", lambda self: 0)
     assert [s.completion for s in rollout(engine, tokenizer, questions, "", sampling)] == short
+
+
+def test_on_a_gpu_the_tokens_of_a_step_are_launched_before_any_is_waited_for():
+    """vLLM's GPU runner hands out what is still on its way; here 10, 11, 12 for a and 20, 21, 22 for b."""
+    module = pytest.importorskip("scripts.grpo_scratch.scheduler")
+    events, last = [], SimpleNamespace()
+
+    class OnItsWay(module.AsyncModelRunnerOutput):
+        def __init__(self, token):
+            self.token = token
+
+        def get_output(self):
+            events.append(f"wait {self.token}")
+            logprobs = SimpleNamespace(logprobs=-torch.tensor([[0.5], [0.25]]).numpy() * self.token)
+            return SimpleNamespace(sampled_token_ids=[[10 + self.token], [20 + self.token]], logprobs=logprobs)
+
+    runner = SimpleNamespace(
+        execute_model=lambda step: (events.append("launch"), setattr(last, "token", step.token))[0],
+        sample_tokens=lambda grammar: OnItsWay(last.token),
+    )
+    module.take_several(runner)
+    steps = [module.SteadyStep.make_empty() for _ in range(3)]
+    for token, step in enumerate(steps):
+        step.token, step.further = token, []
+    steps[0].further = steps[1:]
+    runner.execute_model(steps[0])
+    output = runner.sample_tokens(None)
+    assert events == ["launch"] * 3
+    drawn = output.get_output()
+    assert drawn.sampled_token_ids == [[10, 11, 12], [20, 21, 22]]
+    assert drawn.drawn == [(0.0, -0.5, -1.0), (0.0, -0.25, -0.5)]
+    steps[1].__class__ = module.SchedulerOutput  # a step of vLLM's own stays as it is
+    runner.execute_model(steps[1])
+    assert isinstance(runner.sample_tokens(None), OnItsWay)
 
 
 @ONLY_VLLM

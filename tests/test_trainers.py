@@ -303,8 +303,6 @@ class Script:
     def sleep(self):
         pass
 
-    close = sleep
-
     def load_weights(self, weights):
         pass
 
@@ -349,7 +347,10 @@ def test_parity_of_whole_runs_from_the_same_rollouts(settings, demo_model, demo_
     assert ours["kl"].iloc[-1] > 1e-6
     of_sampler = ["logprob_difference", "kl_sampler", "sampler_ratio_max", "correction_mean", "corrected_share"]
     unshared = [*TIMES, *of_sampler, "validation_accuracy", "ratio_mean", "skipped"]
-    rtol = 0.3 if changes.get("precision") == "bf16" else 1e-3
+    rtol = 0.1 if changes.get("precision") == "bf16" else 1e-3
+    # In bf16 the KL is little more than rounding.
+    pd.testing.assert_series_equal(ours["kl"], theirs["kl"], rtol=3 * rtol, atol=1e-6)
+    unshared += ["kl"] if "bf16" in changes.values() else []
     pd.testing.assert_frame_equal(ours.drop(columns=unshared), theirs.drop(columns=unshared), rtol=rtol, atol=1e-6)
     if "bf16" in changes.values():
         return

@@ -44,7 +44,7 @@ from transformers import (
 from scripts import ranks
 from scripts.cli import OwnStop
 from scripts.lora import named_weights
-from scripts.memory import ASLEEP, GIB, in_use
+from scripts.memory import ASLEEP, GIB, in_use, share_of_device
 from scripts.prepared import ModelFilesError
 from scripts.prompts import prompt_text
 from scripts.settings import SettingsError
@@ -318,7 +318,7 @@ class VLLMEngine:
 def on_cuda(memory_gib: float, max_sequences: int, sleeps: bool) -> dict[str, Any]:
     """vLLM's arguments for its share of the device's memory."""
     return {
-        "gpu_memory_utilization": memory_gib * GIB / torch.cuda.mem_get_info()[1],
+        "gpu_memory_utilization": share_of_device(memory_gib),
         "max_num_batched_tokens": max(4096, max_sequences),  # as TRL; the default asks for activations of many more
         "enable_sleep_mode": sleeps,
     }

@@ -86,7 +86,7 @@ def train(
     updates = cfg.updates_per_batch
     warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step")  # a first step without a gradient
     schedule = get_scheduler(cfg.lr_schedule, optimizer, cfg.warmup_steps * updates, cfg.steps * updates)
-    # With checkpointing a copy of all weights in bf16 would be kept from forward pass to its end for nothing.
+    # With checkpointing nobody reads autocast's bf16 copies of the weights again, so none are kept.
     autocast = torch.autocast(
         device.type, torch.bfloat16, enabled=cfg.precision == "bf16", cache_enabled=not cfg.gradient_checkpointing
     )
