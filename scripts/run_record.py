@@ -290,7 +290,7 @@ class RunRecord:
             **({"memory": memory} if torch.cuda.is_available() else {}),
             "started": _utc(now - seconds),
             "finished": _utc(now),
-            "seconds": round(seconds, 1),
+            "seconds": float(f"{seconds:.6g}"),  # as in metrics.csv, so never less than its last row has
             "command": f"snakemake {shlex.quote(str(self._out / 'metrics.csv'))}",
         }
         text = json.dumps(manifest, indent=1, ensure_ascii=False)
