@@ -1,0 +1,194 @@
+"""What can happen to the hand-written training on a real card, really done to it: other programs take the memory.
+
+Skipped without an NVIDIA GPU of 20 GiB; with one that is idle it takes some minutes: pytest tests/test_card.py
+"""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from test_trainers import metrics
+
+from benchmarks import random_model
+from scripts.memory import GIB
+from scripts.settings import run_settings
+
+ROOT = Path(__file__).parents[1]
+CARD = torch.cuda.mem_get_info()[1] / GIB if torch.cuda.is_available() else 0.0
+STEPS = 8
+TRAINER = "scripts.grpo_scratch.train"
+
+pytestmark = [
+    pytest.mark.skipif(CARD < 20, reason="needs an NVIDIA GPU of 20 GiB"),
+    pytest.mark.timeout(600),
+]
+
+# Another program that takes what is free on the card but for some GiB, again and again, until it is killed.
+GREEDY = """
+import sys
+import torch
+
+torch.zeros(1, device="cuda")
+print("ready", flush=True)
+left, taken = float(sys.stdin.readline()) * 2**30, []
+while True:
+    more = torch.cuda.mem_get_info()[0] - left
+    if more > 2**26:
+        try:
+            taken.append(torch.empty(int(more), dtype=torch.uint8, device="cuda"))
+        except torch.OutOfMemoryError:
+            continue  # the training was quicker
+        print("taken", flush=True)
+"""
+
+
+@contextmanager
+def greedy() -> Iterator[Callable[[float], None]]:
+    """greedy()(left): from now on another program leaves `left` GiB of the card."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", GREEDY], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )  # fmt: skip
+    assert process.stdin and process.stdout and process.stdout.readline() == "ready\n"
+
+    def take_all_but(left: float) -> None:
+        assert process.stdin and process.stdout
+        process.stdin.write(f"{left}\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == "taken\n"
+
+    try:
+        yield take_all_but
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture(scope="module")
+def model(demo_model, tmp_path_factory) -> Path:
+    """Qwen3-0.6B with four of its 28 layers and random weights: small, but its activations fill gigabytes."""
+    folder = tmp_path_factory.mktemp("models") / "random"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(random_model.SHAPE, "num_hidden_layers", 4)
+        random_model.make(demo_model, folder)
+    return folder
+
+
+@pytest.fixture
+def training(model, demo_data, settings, tmp_path):
+    """training(...) starts it by these settings, goes on from its last checkpoint, and has rewards by chance."""
+
+    @contextmanager
+    def start(grpo: dict, engine: dict, scale: str = "demo", **env: str) -> Iterator[SimpleNamespace]:
+        run = run_settings(settings, "scratch") | {"scale": scale}
+        run["grpo"] |= {
+            "steps": STEPS, "prompts_per_step": 8, "group_size": 8, "max_completion_tokens": 256, "evaluate_every": 0,
+            "precision": "bf16", "learning_rate": 1e-6, **grpo,
+        }  # fmt: skip
+        run["engine"] |= {"name": "vllm", **engine}
+        command = [sys.executable, "-m", "benchmarks.chance", TRAINER, "--run", "scratch", "--out", "out"]
+        command += ["--model", str(model), "--data", str(demo_data), "--checkpoint-every", "1"]
+        log = tmp_path / f"said-{time.monotonic_ns()}.txt"
+        with log.open("w") as file:
+            process = subprocess.Popen(
+                [*command, "--settings", json.dumps(run)], cwd=tmp_path, stdout=file, stderr=file,
+                env={**os.environ, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}", **env},
+            )  # fmt: skip
+
+        def said() -> str:
+            return log.read_text(encoding="utf-8", errors="replace")
+
+        def wait_for(text: str) -> None:
+            while text not in said():
+                assert process.poll() is None, said()
+                time.sleep(0.01)
+
+        def end() -> tuple[int, str]:
+            return process.wait(), said()
+
+        try:
+            yield SimpleNamespace(wait_for=wait_for, end=end)
+        finally:
+            process.kill()
+            process.wait()
+
+    return start
+
+
+# The policy needs 3 GiB for its tensors. With all activations of 16,384 tokens kept a step takes some 6 more, with
+# these settings 2.
+LARGE = {"max_tokens_per_micro_batch": 16384, "gradient_checkpointing": False}
+SMALL = {"max_tokens_per_micro_batch": 4096, "gradient_checkpointing": True}
+
+
+def assert_goes_on(training, tmp_path: Path, grpo: dict, engine: dict) -> None:
+    """The same command ends the run that was stopped, without one of its steps again."""
+    with training(grpo, engine) as run:
+        code, said = run.end()
+    assert code == 0, said
+    assert "going on from step" in said
+    assert metrics(tmp_path / "out")["step"].tolist() == list(range(1, STEPS + 1))
+
+
+def test_memory_that_runs_out_in_a_step_costs_that_step(training, tmp_path):
+    engine = {"memory_gib": 4.0, "sleep": "always"}
+    with greedy() as take_all_but, training(LARGE, engine) as run:
+        run.wait_for("step    2 ")
+        take_all_but(1.0)
+        code, said = run.end()
+    assert code == 1 and "Traceback" not in said, said
+    assert "The GPU's memory is full: lower grpo.max_tokens_per_micro_batch or engine.memory_gib" in said
+    assert_goes_on(training, tmp_path, LARGE, engine)
+
+
+def test_an_engine_that_finds_no_room_when_it_wakes_costs_that_step(training, tmp_path):
+    """Between falling asleep and waking another program takes what it has freed."""
+    engine = {"memory_gib": 10.0, "sleep": "always"}
+    with greedy() as take_all_but, training(SMALL, engine) as run:
+        run.wait_for("step    2 ")
+        take_all_but(4.0)
+        code, said = run.end()
+    assert code == 1 and "Traceback" not in said, said
+    assert "the engine could not wake up" in said and "Lower engine.memory_gib; the same command goes on" in said
+    assert_goes_on(training, tmp_path, SMALL, engine)
+
+
+def test_an_engine_larger_than_the_card_stops_at_the_start(training):
+    with training(SMALL, {"memory_gib": CARD + 10}) as run:
+        code, said = run.end()
+    assert code == 1 and "Traceback" not in said, said
+    assert f"engine.memory_gib: the engine was to take {CARD + 10:g} GiB" in said
+
+
+def test_a_second_program_on_the_card_is_named_at_the_start(training):
+    with greedy() as take_all_but:
+        take_all_but(3.0)
+        with training(SMALL, {"memory_gib": 4.0}) as run:
+            code, said = run.end()
+    assert code == 1 and "Traceback" not in said, said
+    assert "engine.memory_gib: the engine was to take 4 GiB" in said and "end what else holds the GPU" in said
+
+
+def test_full_scale_stops_where_the_gpu_is_hidden(training):
+    with training(SMALL, {"memory_gib": 4.0}, scale="full", CUDA_VISIBLE_DEVICES="") as run:
+        code, said = run.end()
+    assert code == 1 and "Traceback" not in said, said
+    assert "scale: full needs an NVIDIA GPU, and torch sees none here" in said
+
+
+def test_a_sleeping_engine_takes_every_push(training, tmp_path):
+    """Asleep in each step: its log-probs stay the trainer's within what bf16 makes of random weights, to the end."""
+    with training(SMALL, {"memory_gib": 4.0, "sleep": "always"}) as run:
+        code, said = run.end()
+    assert code == 0, said
+    assert "engine asleep: " in said and "engine awake (weights): " in said and "engine awake (kv_cache): " in said
+    rows = metrics(tmp_path / "out")
+    assert rows["grad_norm"].min() > 0 and rows["weights_moved"].min() > 0
+    assert rows["logprob_difference"].max() < 0.05
