@@ -340,10 +340,10 @@ def test_a_silent_hub_is_given_up_in_time_and_a_token_goes_to_the_hub_alone(proj
         answer = Machine.hub(Fake(project), f"{hub.url}/api/models/{NAME}", "hf_secret")
         assert [file["rfilename"] for file in answer["siblings"]] == ["config.json"]
         assert hub.tokens == {"Bearer hf_secret"}
-        hub.RequestHandlerClass = type("Silent", (hub.RequestHandlerClass,), {"do_GET": lambda self: time.sleep(3)})
+        hub.RequestHandlerClass = type("Silent", (hub.RequestHandlerClass,), {"do_GET": lambda self: time.sleep(60)})
         began = time.monotonic()
-        assert Machine.hub(Fake(project), hub.url) == {"error": "no answer within 1 s"} or time.monotonic() - began < 2
-        assert time.monotonic() - began < 2
+        assert Machine.hub(Fake(project), hub.url).keys() == {"error"}
+        assert time.monotonic() - began < 30
     assert "error" in Machine.hub(Fake(project), hub.url)
     assert "error" in Machine.hub(Fake(project), "no address")
 
