@@ -111,7 +111,9 @@ def training(model, demo_data, settings, tmp_path):
                 time.sleep(0.01)
 
         def end() -> tuple[int, str]:
-            return process.wait(), said()
+            code = process.wait()
+            print(said())  # for who looks at what a person would see: pytest -rP
+            return code, said()
 
         try:
             yield SimpleNamespace(wait_for=wait_for, end=end)
