@@ -76,7 +76,8 @@ def train(settings: dict[str, Any], model: Path, data: Path, kept: Path, chance:
     """
     # What the pipeline sets for its trainings, see rules/common.smk.
     defaults = {"GOMP_SPINCOUNT": "10000", "VLLM_NO_USAGE_STATS": "1", "CUDA_VISIBLE_DEVICES": "0"}
-    environment = {**defaults, "VLLM_CACHE_ROOT": str(ROOT / ".cache" / "vllm"), **os.environ, "PYTHONPATH": str(ROOT)}
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    environment = {**defaults, "VLLM_CACHE_ROOT": str(ROOT / ".cache" / "vllm"), **os.environ, "PYTHONPATH": path}
     log, metrics, manifest = (kept.with_name(f"{kept.name}.{ending}") for ending in ("log", "csv", "json"))
     with tempfile.TemporaryDirectory(dir=kept.parent) as folder:
         command = [sys.executable, "-m", *["benchmarks.chance"] * chance, MODULES[settings["trainer"]]]
