@@ -23,7 +23,7 @@ from scripts.settings import run_settings
 
 ROOT = Path(__file__).parents[1]
 CARD = torch.cuda.mem_get_info()[1] / GIB if torch.cuda.is_available() else 0.0
-STEPS = 8
+STEPS = 4
 TRAINER = "scripts.grpo_scratch.train"
 
 pytestmark = [
@@ -40,10 +40,10 @@ torch.zeros(1, device="cuda")
 print("ready", flush=True)
 left, taken = float(sys.stdin.readline()) * 2**30, []
 while True:
-    more = torch.cuda.mem_get_info()[0] - left
+    more = int(torch.cuda.mem_get_info()[0] - left) >> 21 << 21  # CUDA hands out 2 MiB at a time
     if more > 2**26:
         try:
-            taken.append(torch.empty(int(more), dtype=torch.uint8, device="cuda"))
+            taken.append(torch.empty(more, dtype=torch.uint8, device="cuda"))
         except torch.OutOfMemoryError:
             continue  # the training was quicker
         print("taken", flush=True)
@@ -94,7 +94,7 @@ def training(model, demo_data, settings, tmp_path):
         }  # fmt: skip
         run["engine"] |= {"name": "vllm", **engine}
         command = [sys.executable, "-m", "benchmarks.chance", TRAINER, "--run", "scratch", "--out", "out"]
-        command += ["--model", str(model), "--data", str(demo_data), "--checkpoint-every", "1"]
+        command += ["--model", str(model), "--data", str(demo_data), "--checkpoint-every", "2"]
         log = tmp_path / f"said-{time.monotonic_ns()}.txt"
         with log.open("w") as file:
             process = subprocess.Popen(
@@ -124,19 +124,23 @@ def training(model, demo_data, settings, tmp_path):
     return start
 
 
-# The policy needs 3 GiB for its tensors. With all activations of 16,384 tokens kept a step takes some 6 more, with
-# these settings 2.
+# The policy holds 2.5 GiB. A step takes some 6 more with all activations of 16,384 tokens, and up to 4 with the smaller
+# settings.
 LARGE = {"max_tokens_per_micro_batch": 16384, "gradient_checkpointing": False}
 SMALL = {"max_tokens_per_micro_batch": 4096, "gradient_checkpointing": True}
 
 
 def assert_goes_on(training, tmp_path: Path, grpo: dict, engine: dict) -> None:
-    """The same command ends the run that was stopped, without one of its steps again."""
+    """The same command ends the run that was stopped, and the engine that sleeps in each step takes every push."""
     with training(grpo, engine) as run:
         code, said = run.end()
     assert code == 0, said
-    assert "going on from step" in said
-    assert metrics(tmp_path / "out")["step"].tolist() == list(range(1, STEPS + 1))
+    assert "going on from step 2 of 4" in said
+    assert "engine asleep: " in said and "engine awake (weights): " in said and "engine awake (kv_cache): " in said
+    rows = metrics(tmp_path / "out")
+    assert rows["step"].tolist() == [1, 2, 3, 4]
+    assert rows["grad_norm"].min() > 0 and rows["weights_moved"].min() > 0
+    assert rows["logprob_difference"].max() < 0.05  # nats: bf16's rounding under random weights
 
 
 def test_memory_that_runs_out_in_a_step_costs_that_step(training, tmp_path):
@@ -152,10 +156,10 @@ def test_memory_that_runs_out_in_a_step_costs_that_step(training, tmp_path):
 
 def test_an_engine_that_finds_no_room_when_it_wakes_costs_that_step(training, tmp_path):
     """Between falling asleep and waking another program takes what it has freed."""
-    engine = {"memory_gib": 10.0, "sleep": "always"}
+    engine = {"memory_gib": 12.0, "sleep": "always"}
     with greedy() as take_all_but, training(SMALL, engine) as run:
         run.wait_for("step    2 ")
-        take_all_but(4.0)
+        take_all_but(6.0)
         code, said = run.end()
     assert code == 1 and "Traceback" not in said, said
     assert "the engine could not wake up" in said and "Lower engine.memory_gib; the same command goes on" in said
@@ -183,14 +187,3 @@ def test_full_scale_stops_where_the_gpu_is_hidden(training):
         code, said = run.end()
     assert code == 1 and "Traceback" not in said, said
     assert "scale: full needs an NVIDIA GPU, and torch sees none here" in said
-
-
-def test_a_sleeping_engine_takes_every_push(training, tmp_path):
-    """Asleep in each step: its log-probs stay the trainer's within what bf16 makes of random weights, to the end."""
-    with training(SMALL, {"memory_gib": 4.0, "sleep": "always"}) as run:
-        code, said = run.end()
-    assert code == 0, said
-    assert "engine asleep: " in said and "engine awake (weights): " in said and "engine awake (kv_cache): " in said
-    rows = metrics(tmp_path / "out")
-    assert rows["grad_norm"].min() > 0 and rows["weights_moved"].min() > 0
-    assert rows["logprob_difference"].max() < 0.05

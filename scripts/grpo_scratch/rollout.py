@@ -280,9 +280,10 @@ class VLLMEngine:
         began, before = time.perf_counter(), in_use()
         self._llm.sleep(level=2)  # weights and cache; level 1 would keep a copy of weights that are old by then
         self._asleep = True
+        if self._said:  # later on another program may take what is freed, and that is not the allocator's doing
+            return
         freed = before - in_use()
-        if not self._said:
-            print(f"engine asleep: {freed:.1f} GiB freed in {time.perf_counter() - began:.2f} s", flush=True)
+        print(f"engine asleep: {freed:.1f} GiB freed in {time.perf_counter() - began:.2f} s", flush=True)
         if freed < 0.5 * (self.gib - ASLEEP):
             raise OwnStop(
                 f"the sleeping engine freed {freed:.1f} of its {self.gib:.1f} GiB, so the policy has no room to learn; "
@@ -298,8 +299,9 @@ class VLLMEngine:
             self._llm.wake_up(tags=[part])
         except RuntimeError as error:
             raise OwnStop(
-                f"the engine could not wake up ({first_line(error)}): the trainer holds {before:.1f} GiB. "
-                f"Lower engine.memory_gib; the same command goes on from the last checkpoint"
+                f"the engine could not wake up ({first_line(error)}): {before:.1f} GiB of the GPU are in use by this "
+                "training and others (nvidia-smi names them). Lower engine.memory_gib; the same command goes on from "
+                "the last checkpoint"
             ) from error
         if not self._said:
             took = time.perf_counter() - began
