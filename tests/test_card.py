@@ -22,7 +22,8 @@ from scripts.memory import GIB
 from scripts.settings import run_settings
 
 ROOT = Path(__file__).parents[1]
-CARD = torch.cuda.mem_get_info()[1] / GIB if torch.cuda.is_available() else 0.0
+# Not by mem_get_info: that would set up CUDA in pytest's own process.
+CARD = torch.cuda.get_device_properties(0).total_memory / GIB if torch.cuda.is_available() else 0.0
 STEPS = 4
 TRAINER = "scripts.grpo_scratch.train"
 
@@ -86,8 +87,8 @@ def training(model, demo_data, settings, tmp_path):
     """training(...) starts it by these settings, goes on from its last checkpoint, and has rewards by chance."""
 
     @contextmanager
-    def start(grpo: dict, engine: dict, scale: str = "demo", **env: str) -> Iterator[SimpleNamespace]:
-        run = run_settings(settings, "scratch") | {"scale": scale}
+    def start(grpo: dict, engine: dict) -> Iterator[SimpleNamespace]:
+        run = run_settings(settings, "scratch")
         run["grpo"] |= {
             "steps": STEPS, "prompts_per_step": 8, "group_size": 8, "max_completion_tokens": 256, "evaluate_every": 0,
             "precision": "bf16", "learning_rate": 1e-6, **grpo,
@@ -99,7 +100,7 @@ def training(model, demo_data, settings, tmp_path):
         with log.open("w") as file:
             process = subprocess.Popen(
                 [*command, "--settings", json.dumps(run)], cwd=tmp_path, stdout=file, stderr=file,
-                env={**os.environ, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}", **env},
+                env={**os.environ, "PYTHONPATH": str(ROOT)},
             )  # fmt: skip
 
         def said() -> str:
@@ -110,13 +111,14 @@ def training(model, demo_data, settings, tmp_path):
                 assert process.poll() is None, said()
                 time.sleep(0.01)
 
-        def end() -> tuple[int, str]:
+        def ended(expected: int) -> str:
             code = process.wait()
             print(said())  # for who looks at what a person would see: pytest -rP
-            return code, said()
+            assert code == expected and "Traceback" not in said(), said()
+            return said()
 
         try:
-            yield SimpleNamespace(wait_for=wait_for, end=end)
+            yield SimpleNamespace(wait_for=wait_for, ended=ended)
         finally:
             process.kill()
             process.wait()
@@ -130,11 +132,25 @@ LARGE = {"max_tokens_per_micro_batch": 16384, "gradient_checkpointing": False}
 SMALL = {"max_tokens_per_micro_batch": 4096, "gradient_checkpointing": True}
 
 
-def assert_goes_on(training, tmp_path: Path, grpo: dict, engine: dict) -> None:
+@pytest.mark.parametrize(
+    ("grpo", "memory_gib", "left", "why"),
+    [
+        pytest.param(
+            LARGE, 4.0, 1.0, "The GPU's memory is full: lower grpo.max_tokens_per_micro_batch or engine.memory_gib",
+            id="no room to learn",
+        ),
+        pytest.param(SMALL, 12.0, 6.0, "the engine could not wake up", id="no room to wake"),
+    ],
+)  # fmt: skip
+def test_memory_that_another_program_takes_costs_the_step(training, tmp_path, grpo, memory_gib, left, why):
     """The same command ends the run that was stopped, and the engine that sleeps in each step takes every push."""
+    engine = {"memory_gib": memory_gib, "sleep": "always"}
+    with greedy() as take_all_but, training(grpo, engine) as run:
+        run.wait_for("step    2 ")
+        take_all_but(left)
+        assert why in run.ended(1)
     with training(grpo, engine) as run:
-        code, said = run.end()
-    assert code == 0, said
+        said = run.ended(0)
     assert "going on from step 2 of 4" in said
     assert "engine asleep: " in said and "engine awake (weights): " in said and "engine awake (kv_cache): " in said
     rows = metrics(tmp_path / "out")
@@ -143,47 +159,14 @@ def assert_goes_on(training, tmp_path: Path, grpo: dict, engine: dict) -> None:
     assert rows["logprob_difference"].max() < 0.05  # nats: bf16's rounding under random weights
 
 
-def test_memory_that_runs_out_in_a_step_costs_that_step(training, tmp_path):
-    engine = {"memory_gib": 4.0, "sleep": "always"}
-    with greedy() as take_all_but, training(LARGE, engine) as run:
-        run.wait_for("step    2 ")
-        take_all_but(1.0)
-        code, said = run.end()
-    assert code == 1 and "Traceback" not in said, said
-    assert "The GPU's memory is full: lower grpo.max_tokens_per_micro_batch or engine.memory_gib" in said
-    assert_goes_on(training, tmp_path, LARGE, engine)
-
-
-def test_an_engine_that_finds_no_room_when_it_wakes_costs_that_step(training, tmp_path):
-    """Between falling asleep and waking another program takes what it has freed."""
-    engine = {"memory_gib": 12.0, "sleep": "always"}
-    with greedy() as take_all_but, training(SMALL, engine) as run:
-        run.wait_for("step    2 ")
-        take_all_but(6.0)
-        code, said = run.end()
-    assert code == 1 and "Traceback" not in said, said
-    assert "the engine could not wake up" in said and "Lower engine.memory_gib; the same command goes on" in said
-    assert_goes_on(training, tmp_path, SMALL, engine)
-
-
 def test_an_engine_larger_than_the_card_stops_at_the_start(training):
     with training(SMALL, {"memory_gib": CARD + 10}) as run:
-        code, said = run.end()
-    assert code == 1 and "Traceback" not in said, said
-    assert f"engine.memory_gib: the engine was to take {CARD + 10:g} GiB" in said
+        assert f"engine.memory_gib: the engine was to take {CARD + 10:g} GiB" in run.ended(1)
 
 
 def test_a_second_program_on_the_card_is_named_at_the_start(training):
     with greedy() as take_all_but:
         take_all_but(3.0)
         with training(SMALL, {"memory_gib": 4.0}) as run:
-            code, said = run.end()
-    assert code == 1 and "Traceback" not in said, said
+            said = run.ended(1)
     assert "engine.memory_gib: the engine was to take 4 GiB" in said and "end what else holds the GPU" in said
-
-
-def test_full_scale_stops_where_the_gpu_is_hidden(training):
-    with training(SMALL, {"memory_gib": 4.0}, scale="full", CUDA_VISIBLE_DEVICES="") as run:
-        code, said = run.end()
-    assert code == 1 and "Traceback" not in said, said
-    assert "scale: full needs an NVIDIA GPU, and torch sees none here" in said

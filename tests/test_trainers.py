@@ -29,6 +29,7 @@ from scripts.prepared import ModelFilesError, read_rows, sha256_of, verify
 from scripts.prompts import prompt_text
 from scripts.report.compare import same
 from scripts.run_record import COLUMNS, Clock, Following, prompts_digest, step_questions
+from scripts.settings import SettingsError
 from scripts.smoke import faults
 
 MODULES = {"scratch": "scripts.grpo_scratch.train", "trl": "scripts.trl_grpo.train"}
@@ -224,6 +225,15 @@ def train_here(trainer, settings, demo_model, demo_data, out, **grpo) -> pd.Data
 def trainer_module(trainer):
     """TRL takes seconds to import, so only a test that trains with it does."""
     return importlib.import_module(MODULES[trainer])
+
+
+@pytest.mark.parametrize("trainer", MODULES)
+def test_full_scale_without_a_gpu_stops_before_anything_is_loaded(trainer, settings, tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    settings["scale"] = "full"
+    with pytest.raises(SettingsError, match="scale: full needs an NVIDIA GPU, and torch sees none here"):
+        train_here(trainer, settings, tmp_path / "no model", tmp_path / "no data", tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
 
 
 TIMES = ["seconds", "seconds_rollout", "seconds_reward", "seconds_train", "seconds_push", "seconds_step", "memory_gib"]
