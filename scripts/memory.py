@@ -15,9 +15,9 @@ from scripts.settings import SettingsError
 
 GIB = 2**30
 # CUDA's context and libraries with what torch's allocator holds and cannot use, and what an engine keeps in its sleep.
-# The first is what the other parts of two trainings on an H200 left of the driver's figure, 2.0 and 3.2 GiB, roughly:
-# gradients were counted in part twice. The second was measured there: 0.5 of 6.2.
-CONTEXT, ASLEEP = 2.0, 0.5
+# The first is what the other parts of four trainings on an H200 left of the driver's figure: 2.1 to 2.5 GiB. The second
+# was measured there: 0.5 of 6.2.
+CONTEXT, ASLEEP = 2.3, 0.5
 EXPANDABLE = "expandable_segments:True"
 
 
@@ -25,8 +25,9 @@ def predict(model_dir: Path, cfg: Any, engine_gib: float, logits: int) -> dict[s
     """The parts of a training by the settings `cfg`, in GiB.
 
     Weights, gradients and AdamW's two moments are exact; the rest is estimated. A Llama or Qwen layer keeps about
-    8 I + 28 H + 6 Q + 8 K bytes a token for its backward pass under bf16 autocast (I: width of the MLP, H: hidden,
-    Q and K: of all query and of all key heads); with gradient checkpointing one does, the others keep their input.
+    8 I + 26 H + 10 (Q + K) bytes a token for its backward pass under bf16 autocast (I: width of the MLP, H: hidden, Q
+    and K: of all query and of all key heads; 6 of the 10 are for norms of queries and keys, which not every model has).
+    With gradient checkpointing the layers keep their input alone, and one at a time the rest.
 
     Args:
         logits: numbers of them that exist at once.
@@ -40,19 +41,25 @@ def predict(model_dir: Path, cfg: Any, engine_gib: float, logits: int) -> dict[s
     hidden, heads, layers = text.hidden_size, text.num_attention_heads, text.num_hidden_layers
     head = getattr(text, "head_dim", None) or hidden // heads
     queries, keys = head * heads, head * (getattr(text, "num_key_value_heads", None) or heads)
-    of_layer = (
-        8 * (getattr(text, "intermediate_size", None) or 4 * hidden) + 28 * hidden + 6 * queries + 8 * keys
-    )  # bytes a token
-    of_token = of_layer + 4 * hidden * layers if cfg.gradient_checkpointing else of_layer * layers
-    # Autocast's copies of the weights. With checkpointing each goes when its layer is done.
-    cast = 2 * weights if width == 4 and cfg.precision == "bf16" and not cfg.gradient_checkpointing else 0
+    mlp = getattr(text, "intermediate_size", None) or 4 * hidden
+    tokens = cfg.max_tokens_per_micro_batch
+    layer = (8 * mlp + 26 * hidden + 10 * (queries + keys)) * tokens
+    autocast = width == 4 and cfg.precision == "bf16"
+    # Bytes of each weight of the vocabulary while the logits are there: its gradient, in bf16 and as it is kept, and
+    # with checkpointing its copy in bf16.
+    spare = (width + 2 * autocast) * bool(learning) + 2 * (autocast and cfg.gradient_checkpointing)
+    vocabulary = 10 * logits + spare * text.vocab_size * hidden  # logits in bf16 and fp32, and a gradient
+    if cfg.gradient_checkpointing:  # the one layer comes when the logits are gone
+        activations = 4 * hidden * (layers + 3) * tokens + max(0, layer - vocabulary)
+    else:
+        activations = layer * layers + 2 * weights * autocast  # and autocast's copies of the weights
     parts = {
         "weights": width * weights,
         "gradients": width * learning,
         "optimizer": 2 * width * learning,
         "reference": width * weights if cfg.beta > 0 and not cfg.lora_rank else 0,
-        "activations": of_token * cfg.max_tokens_per_micro_batch + cast,
-        "logits": 10 * logits,  # in bf16 and fp32, and a gradient
+        "activations": activations,
+        "logits": vocabulary,
     }
     return {name: n / GIB for name, n in parts.items()} | {"engine": engine_gib, "CUDA": CONTEXT}
 

@@ -5,6 +5,7 @@ python -m scripts.ranks 2 scripts.grpo_scratch.train --run scratch-2 ...
 torchrun starts them and torch.distributed connects them. In a single process every function here does nothing.
 """
 
+import atexit
 import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -65,6 +66,16 @@ def start(processes: int) -> None:
             raise SettingsError(f"grpo.processes is {processes}, but only {torch.cuda.device_count()} GPUs are visible")
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo")
+
+
+@atexit.register
+def leave() -> None:
+    """At exit, end the group of one that vLLM has made for itself on a GPU: torch would warn of it.
+
+    A group of several ends with its processes; one that stops by itself would wait for the others here.
+    """
+    if dist.is_initialized() and count() == 1:
+        dist.destroy_process_group()
 
 
 def count() -> int:
