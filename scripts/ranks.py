@@ -5,9 +5,9 @@ python -m scripts.ranks 2 scripts.grpo_scratch.train --run scratch-2 ...
 torchrun starts them and torch.distributed connects them. In a single process every function here does nothing.
 """
 
-import atexit
 import os
 import sys
+import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from signal import SIGTERM
 from typing import TypeVar
@@ -68,14 +68,16 @@ def start(processes: int) -> None:
     dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo")
 
 
-@atexit.register
 def leave() -> None:
-    """At exit, end the group of one that vLLM has made for itself on a GPU: torch would warn of it.
+    """End the group of one that vLLM has made for itself: on a GPU torch would warn of it at exit.
 
     A group of several ends with its processes; one that stops by itself would wait for the others here.
     """
     if dist.is_initialized() and count() == 1:
         dist.destroy_process_group()
+
+
+weakref.finalize(dist, leave)  # at exit, the earliest last: after vLLM's own, which from 0.31 on ends the group itself
 
 
 def count() -> int:

@@ -484,7 +484,8 @@ def test_the_samplers_logprobs_as_old_ones_show_a_stale_engine_in_the_ratio(sett
         train_here("scratch", settings, demo_model, demo_data, tmp_path / old, old_logprobs=old, **changes)
         for old in ("sampler", "detach")
     )
-    assert (detach["ratio_mean"] == 1).all() and abs(sampler["ratio_mean"][3] - 1) > 1e-3
+    # The mean of the ratios is near 1 whatever the policy is, but exactly 1 for one policy alone.
+    assert (detach["ratio_mean"] == 1).all() and (sampler["ratio_mean"][1:] - 1).abs().max() > 1e-4
     assert sampler["logprob_difference"][3] > 0.01  # smoke's evidence is there in both
     assert [fault for fault in faults(sampler, None) if "engine does not follow the trainer" in fault]
 
