@@ -77,7 +77,7 @@ def leave() -> None:
         dist.destroy_process_group()
 
 
-weakref.finalize(dist, leave)  # at exit, the earliest last: after vLLM's own, which from 0.31 on ends the group itself
+weakref.finalize(dist, leave)  # at exit the earliest goes last: after vLLM's own, which in 0.31 ends the group itself
 
 
 def count() -> int:

@@ -55,10 +55,13 @@ def test_what_the_ledger_follows(shape):
     assert lora["gradients"] == lora["optimizer"] == lora["reference"] == 0
     assert lora["logits"] == pytest.approx(2 * 151_936 * 1024 / GIB)  # the vocabulary does not learn
     assert predict(shape, grpo(weights_dtype="bf16"), 6.0, 0)["optimizer"] == plain["optimizer"] / 2
+    layer = 8 * 3072 + 26 * 1024 + 10 * (2048 + 1024)  # bytes a token
+    free = predict(shape, grpo(gradient_checkpointing=False), 6.0, 0)
+    assert free["activations"] == pytest.approx((28 * 4096 * layer + 2 * 596_049_920) / GIB)  # and bf16 copies
+    assert free["logits"] == pytest.approx(6 * 151_936 * 1024 / GIB)
     # one layer of checkpointing, where it is larger than the logits
-    layer = (8 * 3072 + 26 * 1024 + 10 * (2048 + 1024)) / GIB  # a token
     large = predict(shape, grpo(max_tokens_per_micro_batch=65536), 6.0, 0)
-    assert large["activations"] + large["logits"] == pytest.approx(65536 * (layer + 31 * 4096 / GIB))
+    assert large["activations"] + large["logits"] == pytest.approx(65536 * (layer + 31 * 4096) / GIB)
 
 
 @pytest.mark.parametrize(

@@ -159,6 +159,21 @@ def test_more_processes_than_gpus_stop_before_any_work(monkeypatch):
         ranks.start(4)
 
 
+def test_a_group_of_one_is_ended_at_exit_after_vllms_own_end():
+    """What vLLM registers later goes first and still finds the group; what was registered before both finds none."""
+    program = """
+import atexit
+atexit.register(lambda: print("in the end:", dist.is_initialized()))
+import torch.distributed as dist
+import weakref
+from scripts import ranks
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+weakref.finalize(ranks, lambda: print("vLLM's end:", dist.is_initialized()))
+"""
+    said = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
+    assert said.stdout.splitlines() == ["vLLM's end: True", "in the end: False"] and "Traceback" not in said.stderr
+
+
 def test_prompts_that_cannot_be_shared_evenly_are_refused():
     config = yaml.safe_load((ROOT / "config.yaml").read_text(encoding="utf-8"))
     config["runs"]["scratch-3"] = {"trainer": "scratch", "processes": 3}
