@@ -249,7 +249,7 @@ async function start() {
   showSmoothing();
   drawAll();
   linkHover();
-  const showCompletions = await completions();
+  let showCompletions = () => {};
   controls.addEventListener("submit", (event) => event.preventDefault());
   controls.addEventListener("input", (event) => {
     if (event.target.name !== "run") {
@@ -267,6 +267,7 @@ async function start() {
     showCompletions();
   });
   for (const query of ["(prefers-color-scheme: dark)", "print"]) matchMedia(query).addEventListener("change", drawAll);
+  showCompletions = await completions(); // last: unpacking takes a while, and the controls work meanwhile
 }
 
 start();

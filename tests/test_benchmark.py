@@ -195,4 +195,4 @@ def test_by_chance_a_model_that_gets_nothing_right_learns(demo_model, demo_data,
     run_module("benchmarks.step_time", *arguments, "--set", *SMALL, "grpo.group_size=8", "--out", tmp_path / "out")
     for run in MODULES:
         metrics = pd.read_csv(tmp_path / "out" / f"{run}-1.csv")
-        assert metrics["accuracy"].between(0.1, 0.9).all() and (metrics["grad_norm"] > 0).all()
+        assert metrics["accuracy"].between(0.05, 0.95).all() and (metrics["grad_norm"] > 0).all()

@@ -335,12 +335,12 @@ def test_offline_without_a_copy_is_a_fault_and_asks_nobody(project, monkeypatch)
 
 
 def test_a_silent_hub_is_given_up_in_time_and_a_token_goes_to_the_hub_alone(project, monkeypatch):
-    monkeypatch.setattr(doctor, "HUB_SECONDS", 1)
     with Hub({"config.json": b"{}"}) as hub:
         answer = Machine.hub(Fake(project), f"{hub.url}/api/models/{NAME}", "hf_secret")
         assert [file["rfilename"] for file in answer["siblings"]] == ["config.json"]
         assert hub.tokens == {"Bearer hf_secret"}
         hub.RequestHandlerClass = type("Silent", (hub.RequestHandlerClass,), {"do_GET": lambda self: time.sleep(60)})
+        monkeypatch.setattr(doctor, "HUB_SECONDS", 1)
         began = time.monotonic()
         assert Machine.hub(Fake(project), hub.url).keys() == {"error"}
         assert time.monotonic() - began < 30

@@ -90,13 +90,19 @@ def wait_for(condition: Callable[[], object], snake: SimpleNamespace) -> None:
         time.sleep(0.02)
 
 
-def trainer_of(group: int) -> int | None:
-    """The process id of the trainer in a process group."""
+def members(group: int) -> dict[int, list[str]]:
+    """The command lines of a process group, by process id."""
+    found = {}
     for process in psutil.process_iter():
         with suppress(psutil.Error, ProcessLookupError):
-            if os.getpgid(process.pid) == group and set(process.cmdline()[1:3]) & set(MODULES.values()):
-                return process.pid
-    return None
+            if os.getpgid(process.pid) == group and process.status() != psutil.STATUS_ZOMBIE:
+                found[process.pid] = process.cmdline()
+    return found
+
+
+def trainer_of(group: int) -> int | None:
+    """The process id of the trainer in a process group."""
+    return next((pid for pid, command in members(group).items() if set(command[1:3]) & set(MODULES.values())), None)
 
 
 @pytest.fixture(scope="module")
@@ -374,10 +380,13 @@ def test_a_second_snakemake_says_that_the_first_is_at_work_and_one_that_unlocks_
         assert snakemake(folder, "--unlock")[0] == 0
         with started(folder, target("scratch")) as second:
             wait_for(lambda: not (folder / target("scratch")).exists(), second)
+            # Halted, so that what the first one clears up as it fails is not the second one's.
+            signal_group(second.process.pid, signal.SIGSTOP)
             os.kill(trainer, signal.SIGCONT)
+            assert first.process.wait() == 1
+            signal_group(second.process.pid, signal.SIGCONT)
             assert second.process.wait() == 0, second.said()
             assert re.search(rf"going on from step \d+ of {STEPS}", second.said())
-        assert first.process.wait() == 1
         assert f"{target('scratch')} was removed: this run was begun again" in first.said()
     assert_equal_runs(folder / "results/scratch", undisturbed("scratch"))
 
@@ -387,7 +396,7 @@ def test_after_kill_9_of_snakemake_its_training_stops_too_and_unlock_is_enough(f
         wait_for(lambda: done(folder / target("scratch")) > 1, snake)
         snake.process.kill()
         snake.process.wait()
-        while trainer_of(snake.process.pid):
+        while members(snake.process.pid):  # the trainer, and what writes down what it says
             time.sleep(0.1)
         last = re.search(r"stopped after step (\d+); the same command goes on from its last checkpoint", snake.said())
         assert "the Snakemake that started this run is gone" in snake.said() and "Traceback" not in snake.said()

@@ -65,8 +65,10 @@ def kill_in_training(folder: Path, run: str, with_signal: signal.Signals) -> tup
     """Start the training of `run`, kill all of it after its first step; exit code and output."""
     metrics = folder / "results" / run / "metrics.csv"
     before = metrics.stat().st_mtime if metrics.exists() else 0
+    # A training that goes on begins with the rows of its checkpoint.
+    kept = max([1, *(p.read_text().count("\n") for p in folder.glob(f"checkpoints/{run}-*/*/metrics.csv"))])  # lines
     with started(folder, f"results/{run}/metrics.csv") as process:
-        while not (metrics.exists() and metrics.stat().st_mtime > before and metrics.read_text().count("\n") > 1):
+        while not (metrics.exists() and metrics.stat().st_mtime > before and metrics.read_text().count("\n") > kept):
             assert process.poll() is None, process.communicate()[0]
             time.sleep(0.02)
         os.killpg(process.pid, with_signal)

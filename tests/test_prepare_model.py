@@ -90,7 +90,7 @@ def test_a_killed_download_goes_on_where_it_stopped(tmp_path):
         hub.stop_after = 15_000_000
         process = start("model", tmp_path, FROM_HUB, HF_ENDPOINT=hub.url)
         deadline = time.monotonic() + 30
-        while not any(path.stat().st_size for path in tmp_path.rglob("*.incomplete")):
+        while not any(path.stat().st_size > 1_000_000 for path in tmp_path.rglob("*.incomplete")):
             assert time.monotonic() < deadline and process.poll() is None
             time.sleep(0.05)
         process.kill()

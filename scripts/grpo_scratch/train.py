@@ -96,13 +96,13 @@ def train(
     largest = rehearse(model, optimizer, cfg, longest, autocast, device)
     if cfg.sync_every:
         sync_weights_to_vllm(model, engine)
+    gc.collect()
+    gc.freeze()  # what stands so far stays, so a rollout's many small objects need not have it looked through again
     record = RunRecord(out, settings, tracking, resumed)
     clock, scoring, moved, following = Clock(), Scoring(), WeightsMoved(model), Following()
     sampling = Sampling(cfg.group_size, cfg.max_completion_tokens, cfg.temperature, cfg.top_p, cfg.top_k)
     weights = settings["grpo"]["reward_weights"]
     draws = step_questions(len(questions), cfg.prompts_per_step, cfg.steps, cfg.seed)
-    gc.collect()
-    gc.freeze()  # what stands so far stays, so a rollout's many small objects need not have it looked through again
     for step, draw in enumerate(draws[done:], start=done + 1):
         # 1. Sample: G completions of each of P questions, B = P x G sequences.
         with clock("rollout"):
