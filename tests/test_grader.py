@@ -1028,8 +1028,8 @@ def test_grader_parts_from_math_verify_only_where_judged() -> None:
             for gold in (a + b, a + b + 1):
                 ours = correctness_reward(completion, str(gold)) == 1.0
                 assert ours == (gold == a + b and name in TEMPLATES), (completion, gold, extract_answer(completion))
-                target, theirs = (math_verify.parse(text, parsing_timeout=None) for text in (str(gold), completion))
-                if math_verify.verify(target, theirs, timeout_seconds=None) != ours:
+                wanted, theirs = (math_verify.parse(text, parsing_timeout=None) for text in (str(gold), completion))
+                if math_verify.verify(wanted, theirs, timeout_seconds=None) != ours:
                     parted.add(name)
     assert parted == set(DISAGREEMENTS)
 
