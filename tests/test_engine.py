@@ -251,7 +251,7 @@ def steady(monkeypatch):
     def recorded(self, *args, **kwargs):
         step = schedule(self, *args, **kwargs)
         if isinstance(step, module.SteadyStep):
-            taken.append(1 + len(step.further))
+            taken.append(step.tokens)
         return step
 
     monkeypatch.setattr(scheduler, "schedule", recorded)
@@ -283,23 +283,28 @@ def test_on_a_gpu_the_tokens_of_a_step_are_launched_before_any_is_waited_for():
             logprobs = SimpleNamespace(logprobs=-torch.tensor([[0.5], [0.25]]).numpy() * self.token)
             return SimpleNamespace(sampled_token_ids=[[10 + self.token], [20 + self.token]], logprobs=logprobs)
 
-    runner = SimpleNamespace(
-        execute_model=lambda step: (events.append("launch"), setattr(last, "token", step.token))[0],
-        sample_tokens=lambda grammar: OnItsWay(last.token),
-    )
+    def launch(step):
+        cached = step.scheduled_cached_reqs
+        events.append((cached.num_computed_tokens, cached.num_output_tokens, cached.new_block_ids))
+        last.token = cached.num_output_tokens[0] - 1
+
+    runner = SimpleNamespace(execute_model=launch, sample_tokens=lambda grammar: OnItsWay(last.token))
     module.take_several(runner)
-    steps = [module.SteadyStep.make_empty() for _ in range(3)]
-    for token, step in enumerate(steps):
-        step.token, step.further = token, []
-    steps[0].further = steps[1:]
-    runner.execute_model(steps[0])
+    step = module.SteadyStep.make_empty()
+    step.tokens = 3
+    step.scheduled_cached_reqs = module.CachedRequestData(["a", "b"], set(), [], {}, [([7],), None], [5, 9], [1, 4])
+    runner.execute_model(step)
     output = runner.sample_tokens(None)
-    assert events == ["launch"] * 3
+    assert events == [
+        ([5, 9], [1, 4], [([7],), None]),
+        ([6, 10], [2, 5], [None, None]),
+        ([7, 11], [3, 6], [None, None]),
+    ]
     drawn = output.get_output()
     assert drawn.sampled_token_ids == [[10, 11, 12], [20, 21, 22]]
-    assert drawn.drawn == [(0.0, -0.5, -1.0), (0.0, -0.25, -0.5)]
-    steps[1].__class__ = module.SchedulerOutput  # a step of vLLM's own stays as it is
-    runner.execute_model(steps[1])
+    assert drawn.drawn == [[0.0, -0.5, -1.0], [0.0, -0.25, -0.5]]
+    step.__class__ = module.SchedulerOutput  # a step of vLLM's own stays as it is
+    runner.execute_model(step)
     assert isinstance(runner.sample_tokens(None), OnItsWay)
 
 

@@ -9,12 +9,15 @@ vLLM takes a scheduler class as an engine argument (`scheduler_cls`); `take_seve
 step means. Run with vLLM 0.26 on a GPU and 0.31 on a CPU; read for 0.22, and for 0.31 on a GPU.
 """
 
+from dataclasses import replace
 from itertools import chain
 from typing import Any
 
+import numpy as np
+import torch
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import CachedRequestData, SchedulerOutput
-from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
+from vllm.v1.outputs import AsyncModelRunnerOutput, LogprobsLists, LogprobsTensors, ModelRunnerOutput
 from vllm.v1.request import Request
 
 LOGPROBS = "logprobs"
@@ -22,31 +25,68 @@ TOKENS = 16  # of each sequence in a steady step, at most: the GPU works on one 
 
 
 class SteadyStep(SchedulerOutput):
-    """One token more for each of the sequences of the step before, or of those that have not ended since."""
+    """Some tokens more for each of the sequences of the step before, or of those that have not ended since."""
 
-    further: "list[SteadyStep]"  # the same for each of the tokens after that one
+    tokens: int  # of each sequence
+
+    def later(self, tokens: int) -> SchedulerOutput:
+        """vLLM's step for one of the tokens after the first, which is itself its step for the first."""
+        then, start = SchedulerOutput.make_empty(), self.scheduled_cached_reqs
+        then.num_scheduled_tokens = self.num_scheduled_tokens
+        then.total_num_scheduled_tokens = self.total_num_scheduled_tokens
+        then.num_common_prefix_blocks = self.num_common_prefix_blocks
+        then.scheduled_cached_reqs = replace(
+            start,
+            new_block_ids=[None] * len(start.req_ids),
+            num_computed_tokens=[n + tokens for n in start.num_computed_tokens],
+            num_output_tokens=[n + tokens for n in start.num_output_tokens],
+        )
+        return then
 
 
 class SteadyOutput(AsyncModelRunnerOutput):
     """What a `SteadyStep` brings, on its way from the GPU.
 
     Args:
-        tokens: vLLM's output for each of the tokens.
+        parts: outputs of one token or of several, one after the other.
     """
 
-    def __init__(self, tokens: list[Any]):
-        self._tokens = tokens
+    def __init__(self, parts: list[Any]):
+        self._parts = parts
 
     def get_output(self) -> ModelRunnerOutput:
         """The first token's output with the tokens of all, and with their log-probs as `drawn`: (B, tokens) or None."""
-        outputs = [o.get_output() if isinstance(o, AsyncModelRunnerOutput) else o for o in self._tokens]
+        outputs = [o.get_output() if isinstance(o, AsyncModelRunnerOutput) else o for o in self._parts]
         first, rows = outputs[0], zip(*(o.sampled_token_ids for o in outputs), strict=True)
         first.sampled_token_ids = [list(chain(*row)) for row in rows]
         first.drawn = None
         if first.logprobs is not None:
-            first.drawn = list(zip(*(o.logprobs.logprobs[:, 0].tolist() for o in outputs), strict=True))
+            first.drawn = np.concatenate([o.logprobs.logprobs for o in outputs], axis=1).tolist()
             first.logprobs = None
         return first
+
+
+class FurtherTokens(AsyncModelRunnerOutput):
+    """Tokens of a `SteadyStep` after its first, on their way from the GPU.
+
+    Args:
+        tokens: (B, tokens) int64.
+        logprobs: theirs, (B, tokens) fp32, or None.
+    """
+
+    def __init__(self, tokens: torch.Tensor, logprobs: torch.Tensor | None):
+        self._tokens = tokens.to("cpu", non_blocking=True)
+        self._logprobs = None if logprobs is None else logprobs.to("cpu", non_blocking=True)
+        self._arrived = torch.cuda.Event(blocking=True)
+        self._arrived.record()
+
+    def get_output(self) -> ModelRunnerOutput:
+        """The two as vLLM has them."""
+        self._arrived.synchronize()
+        tokens, logprobs = self._tokens.numpy(), None
+        if self._logprobs is not None:
+            logprobs = LogprobsLists(tokens, self._logprobs.numpy(), tokens[:, 0])
+        return ModelRunnerOutput([], {}, sampled_token_ids=tokens.tolist(), logprobs=logprobs)
 
 
 def take_several(runner: Any) -> None:
@@ -56,24 +96,115 @@ def take_several(runner: Any) -> None:
     nothing may change but what grows: no request comes, none goes, none gets other settings.
     """
     execute, sample = runner.execute_model, runner.sample_tokens
-    steps: list[SteadyStep] = []
+    steps: list[SteadyStep] = []  # the last one, where it is steady
+    replayed: list[Any] = []  # by the step's first token: the CUDA graph of the whole model, where there is one
 
     def execute_model(step: SchedulerOutput, *args: Any, **kwargs: Any) -> Any:
-        steps[:] = [step, *step.further] if isinstance(step, SteadyStep) else []
+        steps[:] = [step] if isinstance(step, SteadyStep) else []
+        replayed.clear()
         return execute(step, *args, **kwargs)
 
     def sample_tokens(*args: Any, **kwargs: Any) -> Any:
+        state: Any = getattr(runner, "execute_model_state", None)  # gone with the next line
         output = sample(*args, **kwargs)
         if not steps:
             return output
-        tokens = [output]
-        for step in steps[1:]:
-            execute(step)
-            tokens.append(sample(*args, **kwargs))
-        steady = SteadyOutput(tokens)
+        step = steps[0]
+        if replayed and step.tokens > 1:
+            return SteadyOutput([output, further_tokens(runner, state.input_batch, replayed[0], step.tokens - 1)])
+        parts = [output]
+        for token in range(1, step.tokens):
+            execute(step.later(token))
+            parts.append(sample(*args, **kwargs))
+        steady = SteadyOutput(parts)
         return steady if isinstance(output, AsyncModelRunnerOutput) else steady.get_output()
 
     runner.execute_model, runner.sample_tokens = execute_model, sample_tokens
+    if not hasattr(runner, "postprocess_sampled"):  # vLLM's first model runner, or its second before 0.26
+        return
+    score_sampled_tokens_alone()
+    state = runner.model_state
+    plain = type(state).__name__ == "DefaultModelState" and state.rope_state is None and not runner.supports_mm_inputs
+    if plain and runner.cudagraph_manager is not None:
+        replay = runner.cudagraph_manager.run_fullgraph
+
+        def run_fullgraph(graph: Any) -> Any:
+            replayed[:] = [graph]
+            return replay(graph)
+
+        runner.cudagraph_manager.run_fullgraph = run_fullgraph
+
+
+@torch.inference_mode()
+def further_tokens(runner: Any, batch: Any, graph: Any, count: int) -> FurtherTokens:
+    """`count` more tokens for each sequence of `batch`, by vLLM's own kernels: those alone whose input has changed.
+
+    It is what vLLM's runner does for a token in `execute_model` and `sample_tokens`, less looking through the requests,
+    copying what stays, and handing on each token by itself.
+    """
+    from vllm.v1.worker.gpu.input_batch import combine_sampled_and_draft_tokens, prepare_pos_seq_lens
+
+    states, buffers, tables = runner.req_states, runner.input_buffers, runner.block_tables
+    index, starts, padded = batch.idx_mapping, batch.query_start_loc, batch.num_reqs_after_padding
+    blocks = tuple(table[:padded] for table in tables.input_block_tables)  # as the first token left them
+    batch.logits_indices = slice(0, batch.num_reqs)  # one row a sequence: a view, where vLLM gathers
+    tokens, logprobs = [], []
+    for _ in range(count):
+        prepare_pos_seq_lens(index, starts, states.num_computed_tokens.gpu, buffers.positions, buffers.seq_lens)
+        combine_sampled_and_draft_tokens(
+            buffers.input_ids,
+            index,
+            states.last_sampled_tokens,
+            starts,
+            batch.seq_lens,
+            states.prefill_len.gpu,
+            states.draft_tokens,
+            batch.cu_num_logits,
+            batch.num_reqs,
+        )
+        batch.seq_lens_cpu_upper_bound[: batch.num_reqs] += 1
+        slots = tables.compute_slot_mappings(index, starts, batch.positions, batch.num_tokens_after_padding)
+        runner.model_state.prepare_attn(batch, graph.cg_mode, blocks, slots, runner.attn_groups, runner.kv_cache_config)
+        hidden = runner.cudagraph_manager.run_fullgraph(graph)
+        drawn, num_sampled, num_rejected = runner.sample(hidden, batch, None)
+        runner.postprocess_sampled(index, drawn.sampled_token_ids, num_sampled, num_rejected, starts)
+        tokens.append(drawn.sampled_token_ids)
+        if drawn.logprobs_tensors is not None:
+            logprobs.append(drawn.logprobs_tensors.logprobs[:, :1])
+    return FurtherTokens(torch.cat(tokens, 1), torch.cat(logprobs, 1) if logprobs else None)
+
+
+def score_sampled_tokens_alone() -> None:
+    """Have vLLM score the sampled tokens in wider strides and without their ranks; nobody here asks for other tokens.
+
+    vLLM's kernel goes through the vocabulary twice, a thousand logits at a time with 128 threads a sequence, and once
+    more for the ranks: 140 us of a step's 1,390 on an H200. So it takes 27.
+    """
+    from vllm.v1.worker.gpu.sample import logprob, sampler
+
+    kernel = logprob._topk_log_softmax_kernel
+
+    def compute_topk_scores(
+        logits: torch.Tensor, num_logprobs: int, sampled: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> LogprobsTensors:
+        ids = sampled[:, None]  # (B, 1)
+        logprobs = torch.empty_like(ids, dtype=torch.float32)
+        stride = {"topk_ids_stride": 1} if "topk_ids_stride" in kernel.arg_names else {}  # vLLM 0.31
+        kernel[(len(ids),)](
+            output_ptr=logprobs,
+            logits_ptr=logits,
+            logits_stride=logits.stride(0),
+            topk_ids_ptr=ids,
+            topk=1,
+            vocab_size=logits.shape[1],
+            BLOCK_SIZE=8192,
+            TOPK_BLOCK_SIZE=1,
+            num_warps=16,
+            **stride,
+        )
+        return LogprobsTensors(ids, logprobs, sampled)  # in place of the ranks, which nobody reads
+
+    sampler.compute_topk_scores = compute_topk_scores
 
 
 class RolloutScheduler(AsyncScheduler):
@@ -109,15 +240,14 @@ class RolloutScheduler(AsyncScheduler):
         if new_blocks is None:
             step = super().schedule(*args, **kwargs)
         else:
-            step = self._steady_step(new_blocks)
-            step.further = [self._steady_step({}) for _ in range(tokens - 1)]
+            step = self._steady_step(new_blocks, tokens)
         self._scheduled = set(step.num_scheduled_tokens)
         return step
 
     def update_from_output(self, step: SchedulerOutput, output: ModelRunnerOutput) -> Any:
         """Take in a step's tokens."""
         if isinstance(step, SteadyStep):
-            taken = 1 + len(step.further)
+            taken = step.tokens
             # vLLM takes these off the tokens in flight.
             step.num_scheduled_tokens = dict.fromkeys(step.num_scheduled_tokens, taken)
             index, tokens = output.req_id_to_index, output.sampled_token_ids
@@ -174,10 +304,11 @@ class RolloutScheduler(AsyncScheduler):
             self._stop |= request.sampling_params.all_stop_token_ids
         return new_blocks
 
-    def _steady_step(self, new_blocks: dict[str, Any]) -> SteadyStep:
+    def _steady_step(self, new_blocks: dict[str, Any], tokens: int) -> SteadyStep:
         names = [r.request_id for r in self.running]
         self._reserved.intersection_update(names)
         step = SteadyStep.make_empty()
+        step.tokens = tokens
         step.num_scheduled_tokens = dict.fromkeys(names, 1)
         step.total_num_scheduled_tokens = len(names)
         step.num_common_prefix_blocks = [0] * len(self.kv_cache_config.kv_cache_groups)
@@ -191,7 +322,8 @@ class RolloutScheduler(AsyncScheduler):
             num_computed_tokens=[r.num_computed_tokens for r in self.running],
             num_output_tokens=[r.num_output_tokens + r.num_output_placeholders for r in self.running],
         )
-        self._update_after_schedule(step)
+        for _ in range(tokens):
+            self._update_after_schedule(step)
         return step
 
     def _hand_on(self, one: Any, output: ModelRunnerOutput) -> None:
