@@ -5,7 +5,6 @@ Skipped without an NVIDIA GPU of 20 GiB; with one that is idle it takes some min
 
 import json
 import os
-import re
 import subprocess
 import sys
 import time
@@ -173,35 +172,54 @@ def test_a_second_program_on_the_card_is_named_at_the_start(training):
     assert "engine.memory_gib: the engine was to take 4 GiB" in said and "end what else holds the GPU" in said
 
 
-# Draws 21 completions twice: some tokens at once, and each token vLLM's own way. Says how many were drawn at once.
+# Draws 21 completions twice: some tokens at once, and each token vLLM's own way. One token in 300 ends a completion.
 DRAWN_TWICE = """
+import json
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from vllm.v1.worker.gpu.sample import sampler
 from scripts.grpo_scratch import scheduler
 from scripts.grpo_scratch.rollout import Sampling, build_engine
 
-further, taken = scheduler.further_tokens, []
+vllms_scores, further, taken = sampler.compute_topk_scores, scheduler.further_tokens, []
 scheduler.further_tokens = lambda *args: (taken.append(args[3]), further(*args))[1]
 engine = build_engine(Path(sys.argv[1]), SimpleNamespace(name="vllm", memory_gib=6.0), 300, 24, "bf16")
+engine._stop = list(range(0, 151936, 300))
 prompts = [[7 + n] * (5 + 20 * n) for n in range(7)]
-for temperature in (0.0, 0.7, 1.0):
-    sampling = Sampling(3, 150, temperature, seed=4)
-    both = [engine.generate(prompts, sampling)]
-    at_once, manager = sum(taken), engine._runner.cudagraph_manager
-    hook = vars(manager).pop("run_fullgraph")  # what vLLM replays goes unseen
-    both.append(engine.generate(prompts, sampling))
-    manager.run_fullgraph = hook
-    print(temperature, at_once, sum(taken) - at_once, both[0] == both[1], flush=True)
+
+def draw(sampling):
+    engine._llm.reset_prefix_cache()  # so that prompts are computed in the same shapes
+    return [completion for group in engine.generate(prompts, sampling) for completion in group]
+
+manager, scores = engine._runner.cudagraph_manager, sampler.compute_topk_scores
+for settings in ({"temperature": 0.0}, {"temperature": 0.7}, {}, {"top_p": 0.9, "top_k": 50}):
+    sampling = Sampling(3, 150, seed=4, **settings)
     taken.clear()
+    ours, at_once = draw(sampling), sum(taken)
+    hook = vars(manager).pop("run_fullgraph")  # what vLLM replays goes unseen
+    sampler.compute_topk_scores = vllms_scores
+    theirs = draw(sampling)
+    manager.run_fullgraph, sampler.compute_topk_scores = hook, scores
+    pairs = [pair for x, y in zip(ours, theirs) for pair in zip(x.logprobs, y.logprobs)]
+    print(json.dumps({
+        "at_once": at_once,
+        "at_once_theirs": sum(taken) - at_once,
+        "ended": sum(not completion.truncated for completion in ours),
+        "same": [x.token_ids for x in ours] == [y.token_ids for y in theirs],
+        "difference": max(abs(p - q) for p, q in pairs),
+    }), flush=True)
 """
 
 
 def test_tokens_drawn_at_once_are_those_that_vllm_draws_one_by_one(model):
-    """For 21 sequences vLLM replays a graph of 24, so there are rows that belong to none."""
-    said = subprocess.run(
-        [sys.executable, "-c", DRAWN_TWICE, str(model)], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout
-    for temperature in (0.0, 0.7, 1.0):
-        at_once = int(re.search(rf"^{temperature} (\d+) 0 True$", said, re.M)[1])
-        assert at_once > 100  # of 149; the others stand first in a step
+    """For 21 sequences vLLM replays a graph of 24, so there are rows that belong to none; later on fewer are left."""
+    done = subprocess.run([sys.executable, "-c", DRAWN_TWICE, str(model)], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    drawn = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"at_once"')]
+    assert len(drawn) == 4
+    for each in drawn:
+        print(each)
+        assert each["same"] and each["difference"] < 1e-4  # nats
+        assert each["at_once"] > 50 and each["at_once_theirs"] == 0
+    assert sum(each["ended"] for each in drawn) > 4

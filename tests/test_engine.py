@@ -288,7 +288,9 @@ def test_on_a_gpu_the_tokens_of_a_step_are_launched_before_any_is_waited_for():
         events.append((cached.num_computed_tokens, cached.num_output_tokens, cached.new_block_ids))
         last.token = cached.num_output_tokens[0] - 1
 
-    runner = SimpleNamespace(execute_model=launch, sample_tokens=lambda grammar: OnItsWay(last.token))
+    runner = SimpleNamespace(
+        execute_model=launch, sample_tokens=lambda grammar: OnItsWay(last.token), attn_groups=[]
+    )  # fmt: skip
     module.take_several(runner)
     step = module.SteadyStep.make_empty()
     step.tokens = 3
@@ -306,6 +308,54 @@ def test_on_a_gpu_the_tokens_of_a_step_are_launched_before_any_is_waited_for():
     step.__class__ = module.SchedulerOutput  # a step of vLLM's own stays as it is
     runner.execute_model(step)
     assert isinstance(runner.sample_tokens(None), OnItsWay)
+
+
+class DefaultModelState(SimpleNamespace):
+    """vLLM's name for a model without anything of its own between two tokens."""
+
+
+@pytest.mark.parametrize(
+    ("graph", "model", "images", "attention", "expected"),
+    [
+        pytest.param(True, {}, False, "FLASH_ATTN", ["graph", "2 further"], id="a graph of the whole model"),
+        pytest.param(False, {}, False, "FLASH_ATTN", ["token"] * 3, id="no graph for so many sequences"),
+        pytest.param(True, {"rope_state": "M-RoPE"}, False, "FLASH_ATTN", ["graph"] * 3, id="positions of its own"),
+        pytest.param(True, {}, True, "FLASH_ATTN", ["graph"] * 3, id="a model for images"),
+        pytest.param(
+            True, {}, False, "FLASHINFER", ["graph", "wait", "graph", "wait", "graph"], id="plans on the host"
+        ),
+    ],
+)
+def test_only_what_changes_is_launched_again_where_that_is_all(monkeypatch, graph, model, images, attention, expected):
+    """A step of three tokens, twice: by one graph and what comes before and after it, or each the whole way."""
+    module = pytest.importorskip("scripts.grpo_scratch.scheduler")
+    launched = []
+    stream = SimpleNamespace(synchronize=lambda: launched.append("wait"))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
+    monkeypatch.setattr(module, "score_sampled_tokens_alone", lambda: None)
+    monkeypatch.setattr(module, "further_tokens", lambda _, batch, shape, count: launched.append(f"{count} {batch}"))
+    monkeypatch.setattr(module.SteadyOutput, "get_output", lambda self: None)
+    manager = SimpleNamespace(run_fullgraph=lambda shape: launched.append("graph"))
+    backend = SimpleNamespace(get_name=lambda: attention)
+    runner = SimpleNamespace(
+        execute_model=lambda step: manager.run_fullgraph("24 sequences") if graph else launched.append("token"),
+        sample_tokens=lambda: None, postprocess_sampled=None, supports_mm_inputs=images, cudagraph_manager=manager,
+        execute_model_state=SimpleNamespace(input_batch="further"), attn_groups=[[SimpleNamespace(backend=backend)]],
+        model_state=DefaultModelState(**{"rope_state": None, **model}),
+    )  # fmt: skip
+    module.take_several(runner)
+    step = module.SteadyStep.make_empty()
+    step.tokens = 3
+    for _ in range(2):
+        runner.execute_model(step)
+        runner.sample_tokens()
+    assert launched == expected * 2
+    graph, step.tokens = False, 2  # what was replayed once is no graph of the next step
+    launched.clear()
+    runner.execute_model(step)
+    runner.sample_tokens()
+    assert [each for each in launched if each != "wait"] == ["token"] * 2
 
 
 @ONLY_VLLM

@@ -6,7 +6,7 @@ sequences are there from the start, so their memory is set aside once, and as lo
 to 16 tokens more. What a sequence draws after its end is dropped. All else goes vLLM's own way.
 
 vLLM takes a scheduler class as an engine argument (`scheduler_cls`); `take_several` tells its model runner what such a
-step means. Run with vLLM 0.26 on a GPU and 0.31 on a CPU; read for 0.22, and for 0.31 on a GPU.
+step means. Run with vLLM 0.26 and 0.31 on a GPU (tests/test_card.py) and 0.31 on a CPU; read for 0.22 to 0.30.
 """
 
 from dataclasses import replace
@@ -29,8 +29,8 @@ class SteadyStep(SchedulerOutput):
 
     tokens: int  # of each sequence
 
-    def later(self, tokens: int) -> SchedulerOutput:
-        """vLLM's step for one of the tokens after the first, which is itself its step for the first."""
+    def later(self, token: int) -> SchedulerOutput:
+        """vLLM's own step for token `token` of this one, counted from 0; for token 0 this step serves itself."""
         then, start = SchedulerOutput.make_empty(), self.scheduled_cached_reqs
         then.num_scheduled_tokens = self.num_scheduled_tokens
         then.total_num_scheduled_tokens = self.total_num_scheduled_tokens
@@ -38,8 +38,8 @@ class SteadyStep(SchedulerOutput):
         then.scheduled_cached_reqs = replace(
             start,
             new_block_ids=[None] * len(start.req_ids),
-            num_computed_tokens=[n + tokens for n in start.num_computed_tokens],
-            num_output_tokens=[n + tokens for n in start.num_output_tokens],
+            num_computed_tokens=[n + token for n in start.num_computed_tokens],
+            num_output_tokens=[n + token for n in start.num_output_tokens],
         )
         return then
 
@@ -85,7 +85,7 @@ class FurtherTokens(AsyncModelRunnerOutput):
         self._arrived.synchronize()
         tokens, logprobs = self._tokens.numpy(), None
         if self._logprobs is not None:
-            logprobs = LogprobsLists(tokens, self._logprobs.numpy(), tokens[:, 0])
+            logprobs = LogprobsLists(tokens, self._logprobs.numpy(), tokens[:, 0])  # the last are no ranks
         return ModelRunnerOutput([], {}, sampled_token_ids=tokens.tolist(), logprobs=logprobs)
 
 
@@ -97,7 +97,9 @@ def take_several(runner: Any) -> None:
     """
     execute, sample = runner.execute_model, runner.sample_tokens
     steps: list[SteadyStep] = []  # the last one, where it is steady
-    replayed: list[Any] = []  # by the step's first token: the CUDA graph of the whole model, where there is one
+    replayed: list[Any] = []  # the shape (`BatchExecutionDescriptor`) whose CUDA graph gave its first token, if one did
+    # FlashInfer lays out a token's work in one buffer on the host, which is still read while the token is queued.
+    plans_on_host = any(group.backend.get_name() == "FLASHINFER" for groups in runner.attn_groups for group in groups)
 
     def execute_model(step: SchedulerOutput, *args: Any, **kwargs: Any) -> Any:
         steps[:] = [step] if isinstance(step, SteadyStep) else []
@@ -105,42 +107,50 @@ def take_several(runner: Any) -> None:
         return execute(step, *args, **kwargs)
 
     def sample_tokens(*args: Any, **kwargs: Any) -> Any:
-        state: Any = getattr(runner, "execute_model_state", None)  # gone with the next line
-        output = sample(*args, **kwargs)
+        prepared: Any = getattr(runner, "execute_model_state", None)  # gone with the next line
+        parts = [sample(*args, **kwargs)]
         if not steps:
-            return output
+            return parts[0]
         step = steps[0]
         if replayed and step.tokens > 1:
-            return SteadyOutput([output, further_tokens(runner, state.input_batch, replayed[0], step.tokens - 1)])
-        parts = [output]
-        for token in range(1, step.tokens):
-            execute(step.later(token))
-            parts.append(sample(*args, **kwargs))
+            parts.append(further_tokens(runner, prepared.input_batch, replayed[0], step.tokens - 1))
+        else:
+            for token in range(1, step.tokens):
+                if plans_on_host:
+                    torch.cuda.current_stream().synchronize()
+                execute(step.later(token))
+                parts.append(sample(*args, **kwargs))
         steady = SteadyOutput(parts)
-        return steady if isinstance(output, AsyncModelRunnerOutput) else steady.get_output()
+        return steady if isinstance(parts[0], AsyncModelRunnerOutput) else steady.get_output()
 
     runner.execute_model, runner.sample_tokens = execute_model, sample_tokens
-    if not hasattr(runner, "postprocess_sampled"):  # vLLM's first model runner, or its second before 0.26
+    if not (torch.cuda.is_available() and hasattr(runner, "postprocess_sampled")):  # vLLM's second runner, since 0.23
         return
     score_sampled_tokens_alone()
-    state = runner.model_state
-    plain = type(state).__name__ == "DefaultModelState" and state.rope_state is None and not runner.supports_mm_inputs
-    if plain and runner.cudagraph_manager is not None:
+    model = runner.model_state
+    plain = type(model).__name__ == "DefaultModelState" and model.rope_state is None and not runner.supports_mm_inputs
+    if plain and not plans_on_host:
         replay = runner.cudagraph_manager.run_fullgraph
 
-        def run_fullgraph(graph: Any) -> Any:
-            replayed[:] = [graph]
-            return replay(graph)
+        def run_fullgraph(shape: Any) -> Any:
+            replayed[:] = [shape]
+            return replay(shape)
 
         runner.cudagraph_manager.run_fullgraph = run_fullgraph
 
 
 @torch.inference_mode()
-def further_tokens(runner: Any, batch: Any, graph: Any, count: int) -> FurtherTokens:
-    """`count` more tokens for each sequence of `batch`, by vLLM's own kernels: those alone whose input has changed.
+def further_tokens(runner: Any, batch: Any, shape: Any, count: int) -> FurtherTokens:
+    """More tokens for each sequence of a batch, by vLLM's own kernels: those alone whose input has changed.
 
     It is what vLLM's runner does for a token in `execute_model` and `sample_tokens`, less looking through the requests,
     copying what stays, and handing on each token by itself.
+
+    Args:
+        runner: vLLM's `GPUModelRunner` (the second).
+        batch: its `InputBatch` of the token before; lengths and places of logits are changed here.
+        shape: whose CUDA graph gave that token (`BatchExecutionDescriptor`).
+        count: tokens.
     """
     from vllm.v1.worker.gpu.input_batch import combine_sampled_and_draft_tokens, prepare_pos_seq_lens
 
@@ -164,32 +174,36 @@ def further_tokens(runner: Any, batch: Any, graph: Any, count: int) -> FurtherTo
         )
         batch.seq_lens_cpu_upper_bound[: batch.num_reqs] += 1
         slots = tables.compute_slot_mappings(index, starts, batch.positions, batch.num_tokens_after_padding)
-        runner.model_state.prepare_attn(batch, graph.cg_mode, blocks, slots, runner.attn_groups, runner.kv_cache_config)
-        hidden = runner.cudagraph_manager.run_fullgraph(graph)
+        runner.model_state.prepare_attn(batch, shape.cg_mode, blocks, slots, runner.attn_groups, runner.kv_cache_config)
+        hidden = runner.cudagraph_manager.run_fullgraph(shape)  # (padded B, H)
         drawn, num_sampled, num_rejected = runner.sample(hidden, batch, None)
         runner.postprocess_sampled(index, drawn.sampled_token_ids, num_sampled, num_rejected, starts)
-        tokens.append(drawn.sampled_token_ids)
+        tokens.append(drawn.sampled_token_ids)  # (B, 1) int64
         if drawn.logprobs_tensors is not None:
-            logprobs.append(drawn.logprobs_tensors.logprobs[:, :1])
+            logprobs.append(drawn.logprobs_tensors.logprobs[:, :1])  # (B, 1) fp32: of the token drawn
     return FurtherTokens(torch.cat(tokens, 1), torch.cat(logprobs, 1) if logprobs else None)
 
 
 def score_sampled_tokens_alone() -> None:
-    """Have vLLM score the sampled tokens in wider strides and without their ranks; nobody here asks for other tokens.
+    """Have vLLM take a sampled token's log-prob, where no other is asked for, in wider strides and without its rank.
 
-    vLLM's kernel goes through the vocabulary twice, a thousand logits at a time with 128 threads a sequence, and once
-    more for the ranks: 140 us of a step's 1,390 on an H200. So it takes 27.
+    vLLM's kernels go through the vocabulary twice, a thousand logits at a time with 128 threads a sequence, and once
+    more for the ranks: 140 of the 1,390 us that a token of 64 sequences takes an H200. With this it is 27.
     """
     from vllm.v1.worker.gpu.sample import logprob, sampler
 
-    kernel = logprob._topk_log_softmax_kernel
+    if not hasattr(sampler, "compute_topk_scores"):  # before vLLM 0.26
+        return
+    kernel, scores = logprob._topk_log_softmax_kernel, sampler.compute_topk_scores
 
     def compute_topk_scores(
         logits: torch.Tensor, num_logprobs: int, sampled: torch.Tensor, *args: Any, **kwargs: Any
     ) -> LogprobsTensors:
+        if num_logprobs or kwargs.get("max_per_req_token_ids") or kwargs.get("logits_mode"):
+            return scores(logits, num_logprobs, sampled, *args, **kwargs)
         ids = sampled[:, None]  # (B, 1)
         logprobs = torch.empty_like(ids, dtype=torch.float32)
-        stride = {"topk_ids_stride": 1} if "topk_ids_stride" in kernel.arg_names else {}  # vLLM 0.31
+        stride = {"topk_ids_stride": ids.stride(0)} if "topk_ids_stride" in kernel.arg_names else {}  # vLLM 0.31
         kernel[(len(ids),)](
             output_ptr=logprobs,
             logits_ptr=logits,
@@ -202,7 +216,7 @@ def score_sampled_tokens_alone() -> None:
             num_warps=16,
             **stride,
         )
-        return LogprobsTensors(ids, logprobs, sampled)  # in place of the ranks, which nobody reads
+        return LogprobsTensors(ids, logprobs, sampled)  # the last are no ranks, and nobody reads them
 
     sampler.compute_topk_scores = compute_topk_scores
 
