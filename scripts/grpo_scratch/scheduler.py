@@ -96,32 +96,31 @@ def take_several(runner: Any) -> None:
     nothing may change but what grows: no request comes, none goes, none gets other settings.
     """
     execute, sample = runner.execute_model, runner.sample_tokens
-    steps: list[SteadyStep] = []  # the last one, where it is steady
-    replayed: list[Any] = []  # the shape (`BatchExecutionDescriptor`) whose CUDA graph gave its first token, if one did
+    steady: SteadyStep | None = None  # the step in hand, where it is one
+    replayed: Any = None  # the shape (`BatchExecutionDescriptor`) whose CUDA graph gave its first token, if one did
     # FlashInfer lays out a token's work in one buffer on the host, which is still read while the token is queued.
     plans_on_host = any(group.backend.get_name() == "FLASHINFER" for groups in runner.attn_groups for group in groups)
 
     def execute_model(step: SchedulerOutput, *args: Any, **kwargs: Any) -> Any:
-        steps[:] = [step] if isinstance(step, SteadyStep) else []
-        replayed.clear()
+        nonlocal steady, replayed
+        steady, replayed = step if isinstance(step, SteadyStep) else None, None
         return execute(step, *args, **kwargs)
 
     def sample_tokens(*args: Any, **kwargs: Any) -> Any:
-        prepared: Any = getattr(runner, "execute_model_state", None)  # gone with the next line
+        batch = runner.execute_model_state.input_batch if replayed else None  # gone with the next line
         parts = [sample(*args, **kwargs)]
-        if not steps:
+        if steady is None:
             return parts[0]
-        step = steps[0]
-        if replayed and step.tokens > 1:
-            parts.append(further_tokens(runner, prepared.input_batch, replayed[0], step.tokens - 1))
+        if replayed and steady.tokens > 1:
+            parts.append(further_tokens(runner, batch, replayed, steady.tokens - 1))
         else:
-            for token in range(1, step.tokens):
+            for token in range(1, steady.tokens):
                 if plans_on_host:
                     torch.cuda.current_stream().synchronize()
-                execute(step.later(token))
+                execute(steady.later(token))
                 parts.append(sample(*args, **kwargs))
-        steady = SteadyOutput(parts)
-        return steady if isinstance(parts[0], AsyncModelRunnerOutput) else steady.get_output()
+        output = SteadyOutput(parts)
+        return output if isinstance(parts[0], AsyncModelRunnerOutput) else output.get_output()
 
     runner.execute_model, runner.sample_tokens = execute_model, sample_tokens
     if not (torch.cuda.is_available() and hasattr(runner, "postprocess_sampled")):  # vLLM's second runner, since 0.23
@@ -133,7 +132,8 @@ def take_several(runner: Any) -> None:
         replay = runner.cudagraph_manager.run_fullgraph
 
         def run_fullgraph(shape: Any) -> Any:
-            replayed[:] = [shape]
+            nonlocal replayed
+            replayed = shape
             return replay(shape)
 
         runner.cudagraph_manager.run_fullgraph = run_fullgraph
